@@ -1,0 +1,44 @@
+# Everything runs through .venv, which `make env` makes. `make help` lists the targets.
+PRESET ?= demo
+PORT ?= 5000
+WORKERS ?= 2
+CORES ?=
+python = .venv/bin/python
+# For commands that call others by name. Not exported: the bootstrap must find the system's Python.
+with_path = PATH="$$PWD/.venv/bin:$$PATH"
+
+.DEFAULT_GOAL := help
+.PHONY: help env test-env reproduce test soak lint ui lock
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | sed 's/|/\t/' | expand -t 22
+	@echo "variables: PRESET=demo|study|smoke|imagenet  CORES=n  PORT=5000  WORKERS=2 (tests at once)"
+	@echo "           PYTHON=python3.12  TORCH_INDEX=URL  SYSTEM_PACKAGES=0  REQUIRE_FFCV=1  REQUIRE_EXTENSION=1"
+
+env:  ## make or update .venv, the compiled operators and FFCV
+	@tools/bootstrap.sh
+
+test-env:
+	@tools/bootstrap.sh --test
+
+reproduce: env  ## everything: data, models, trainings, figures, tables and the claims ledger of PRESET
+	@$(python) tools/reproduce.py --preset '$(PRESET)' $(if $(CORES),--cores '$(CORES)')
+
+lint: test-env  ## style, types and the direction of the dependencies
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+	$(python) -m snakefmt --check Snakefile workflow
+	$(python) -m mypy
+	.venv/bin/lint-imports
+
+test: lint  ## the whole suite, with an end-to-end run of the preset smoke
+	$(with_path) $(python) -m pytest -n '$(WORKERS)' -m 'not soak'
+
+soak: test-env  ## the long trials
+	$(with_path) $(python) -m pytest -m soak
+
+ui: env  ## MLflow on this machine alone, with a link that compares the trainings of PRESET
+	@$(python) tools/ui.py --preset '$(PRESET)' --port '$(PORT)'
+
+lock: test-env  ## write the lock files from what .venv holds
+	$(python) tools/lock.py

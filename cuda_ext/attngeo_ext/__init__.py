@@ -1,0 +1,142 @@
+"""Compiled operators of attngeo: loads the binary, refuses a stale one, and teaches torch about the operators.
+
+`problem` is None when the operators can be used, else the reason in one line. A CPU-only torch loads it as well.
+"""
+
+import ctypes
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attngeo_ext.sources import source_digest
+
+_FOLDER = Path(__file__).resolve().parent
+_BINARY = _FOLDER / "_C.abi3.so"
+_BUILD = _FOLDER / "build.json"
+_SOURCES = _FOLDER.parent / "csrc"
+
+
+def build_info() -> dict[str, Any]:
+    """What the last build recorded: compilers, flags, architectures, registers; empty if there was none."""
+    try:
+        info: dict[str, Any] = json.loads(_BUILD.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return info
+
+
+def _why_not_load(info: dict[str, Any]) -> str | None:
+    if not info:
+        return "extension not built: run `make env`"
+    if not info["built"]:
+        return f"extension not built: {info['reason']}"
+    if not _BINARY.exists() or hashlib.sha256(_BINARY.read_bytes()).hexdigest() != info["binary_sha256"]:
+        return "stale: run `make env` (the binary is not the one that build.json describes)"
+    if _SOURCES.is_dir() and source_digest(_SOURCES) != info["source_digest"]:
+        return "stale: run `make env` (the sources changed since the build)"
+    # The stable ABI would let another torch load it; a binary carried to another machine has to be asked for.
+    if info["torch"] != torch.__version__ and os.environ.get("ATTNGEO_EXTENSION_ANY_TORCH") != "1":
+        return f"stale: run `make env` (built for torch {info['torch']}, this is {torch.__version__})"
+    return None
+
+
+_info = build_info()
+problem: str | None = _why_not_load(_info)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_BINARY))
+    library.attngeo_cpu_variant.restype = ctypes.c_char_p
+    library.attngeo_use_cpu_variant.restype = ctypes.c_bool
+    library.attngeo_use_cpu_variant.argtypes = [ctypes.c_char_p]
+    library.attngeo_cuda_problem.restype = ctypes.c_char_p
+    library.attngeo_cuda_problem.argtypes = [ctypes.c_int]
+    return library
+
+
+def cuda_problem(device: int) -> str:
+    """Why the kernels cannot run on this CUDA device, or an empty string."""
+    if not _info["cuda"]["built"]:
+        return f"the extension has no CUDA kernels ({_info['cuda']['reason']})"
+    reason = _library().attngeo_cuda_problem(device)
+    if reason is None:
+        return ""
+    capability = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    return f"{reason.decode()}: built for {', '.join(_info['cuda']['architectures'])}, the device is {capability}"
+
+
+def variant(device: str, index: int = 0) -> str:
+    """The code that runs on a device: for example "cpu avx512" or "cuda sm_90"."""
+    if device == "cuda":
+        return "cuda sm_{}{}".format(*torch.cuda.get_device_capability(index))
+    return f"{device} {_library().attngeo_cpu_variant().decode()}"
+
+
+def use_cpu_variant(name: str) -> None:
+    """Run this instruction set ("portable", "avx2", "avx512") from now on, "" for the fastest; for comparisons."""
+    if not _library().attngeo_use_cpu_variant(name.encode()):
+        raise ValueError(f"this processor or build has no variant {name!r} (built: {', '.join(_info['cpu_variants'])})")
+
+
+def _forward_fake(q: Tensor, k: Tensor, lambda_: float) -> Tensor:
+    return q.new_empty((*q.shape[:-1], k.shape[-2]))
+
+
+def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, kernel: Tensor, lambda_: float) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+def _forward_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+    q, k, ctx.lambda_ = inputs
+    ctx.save_for_backward(q, k, output)
+
+
+def _forward_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    q, k, kernel = ctx.saved_tensors
+    grad_q, grad_k = torch.ops.attngeo.laplacian_kernel_backward(grad, q, k, kernel, ctx.lambda_)
+    return grad_q, grad_k, None
+
+
+def _second_gradient(ctx: Any, *grads: Tensor) -> None:
+    raise NotImplementedError("laplacian_kernel has no second derivative: write it in torch where one is needed")
+
+
+def _batched(operator: Any) -> Any:
+    """vmap rule: the operators take any leading axes, so the mapped one becomes the first of them."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        moved = []
+        for argument, axis in zip(arguments, in_dims, strict=True):
+            if axis is not None:
+                argument = argument.movedim(axis, 0)
+            elif isinstance(argument, Tensor):
+                argument = argument.expand(info.batch_size, *argument.shape)
+            moved.append(argument)
+        outputs = operator(*moved)
+        return outputs, (0, 0) if isinstance(outputs, tuple) else 0
+
+    return rule
+
+
+def _register() -> None:
+    forward, backward = "attngeo::laplacian_kernel", "attngeo::laplacian_kernel_backward"
+    torch.library.register_fake(forward, _forward_fake)
+    torch.library.register_fake(backward, _backward_fake)
+    torch.library.register_autograd(forward, _forward_gradient, setup_context=_forward_context)
+    torch.library.register_autograd(backward, _second_gradient)
+    for device in ("cpu", "cuda"):
+        torch.library.register_autocast(forward, device, torch.float32)
+    torch.library.register_vmap(forward, _batched(torch.ops.attngeo.laplacian_kernel))
+    torch.library.register_vmap(backward, _batched(torch.ops.attngeo.laplacian_kernel_backward))
+
+
+if problem is None:
+    torch.ops.load_library(_BINARY)
+    _register()

@@ -1,0 +1,344 @@
+"""Build the extension: `python cuda_ext/setup.py build_ext --inplace`.
+
+One binary for CPU and, where nvcc is found and torch has CUDA, GPUs. It is torch-free CUDA code behind plain C
+functions and one file on torch's stable ABI, so that it takes seconds to build and imports on a CPU-only torch.
+
+Environment: CXX, NVCC, CUDA_HOME, MAX_JOBS, TORCH_CUDA_ARCH_LIST (for example "9.0;12.0+PTX"), ATTNGEO_CUDA=0 (CPU
+only), ATTNGEO_REQUIRE_EXTENSION=1 (fail instead of warn when nothing could be built).
+"""
+
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+PACKAGE = ROOT / "attngeo_ext"
+BINARY = PACKAGE / "_C.abi3.so"
+RECORD = PACKAGE / "build.json"
+SCRATCH = ROOT / "build"
+
+# torch 2.10 is the first whose stable ABI has everything that ops.cpp uses.
+COMMON_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden"]
+OPS_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
+VARIANTS = {
+    "portable": [],
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
+}
+DEFAULT_ARCHITECTURES = ["8.0", "9.0", "12.0"]
+JOB_MEMORY = 2 * 2**30
+
+
+class CannotBuild(Exception):
+    """Nothing can be built here; the naive forms will run."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The installed torch: its folder, version and CUDA version (None for a CPU build)."""
+
+    folder: Path
+    version: str
+    cuda: str | None
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """A usable CUDA toolkit, or the reason why there is none."""
+
+    nvcc: str = ""
+    version: str = ""
+    include: str = ""
+    library: str = ""
+    architectures: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def say(message: str) -> None:
+    """Print one line of the build's report."""
+    print(f"attngeo_ext: {message}", flush=True)
+
+
+def output_of(command: list[str]) -> str:
+    """Standard output and error of a command together; CannotBuild if it cannot be run."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CannotBuild(f"`{shlex.join(command)}` failed ({error})") from error
+    return result.stdout + result.stderr
+
+
+def find_torch() -> Torch:
+    """The installed torch, read from its version file: importing it would take seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise CannotBuild("torch is not installed: run `make env`")
+    folder = Path(spec.origin).parent
+    version = runpy.run_path(str(folder / "version.py"))
+    return Torch(folder, version["__version__"], version["cuda"])
+
+
+def find_compiler() -> tuple[list[str], str]:
+    """The C++ compiler as a command, from CXX or PATH, and its version line."""
+    wanted = os.environ.get("CXX")
+    command = shlex.split(wanted) if wanted else next(([name] for name in ("g++", "c++") if shutil.which(name)), [])
+    if not command or shutil.which(command[0]) is None:
+        what = f"CXX={wanted} is not a program" if wanted else "no C++ compiler (g++ or c++) on PATH"
+        raise CannotBuild(f"{what}: install g++, then run `make env`")
+    return command, output_of([*command, "--version"]).splitlines()[0]
+
+
+def find_cuda(torch: Torch) -> Cuda:
+    """The CUDA toolkit if it can serve this torch; never an error, since the CPU part does not need it."""
+    if os.environ.get("ATTNGEO_CUDA") == "0":
+        return Cuda(reason="ATTNGEO_CUDA=0")
+    if torch.cuda is None:
+        return Cuda(reason=f"torch {torch.version} has no CUDA")
+    home = os.environ.get("CUDA_HOME")
+    candidates = [os.environ.get("NVCC"), f"{home}/bin/nvcc" if home else None, "nvcc", "/usr/local/cuda/bin/nvcc"]
+    nvcc = next((found for name in candidates if name and (found := shutil.which(name))), None)
+    if nvcc is None:
+        return Cuda(reason="nvcc not found")
+    try:
+        release = re.search(r"release (\d+)\.(\d+)", output_of([nvcc, "--version"]))
+        top = re.search(r"#\$ TOP=(.+)", output_of([nvcc, "--dryrun", "-c", "any.cu", "-o", "any.o"]))
+        known = {int(arch) for arch in re.findall(r"compute_(\d+)\b", output_of([nvcc, "--list-gpu-arch"]))}
+    except CannotBuild as error:
+        return Cuda(reason=str(error))
+    if release is None or top is None:
+        return Cuda(reason=f"{nvcc} does not say its version or folder")
+    version = ".".join(release.groups())
+    if release[1] != torch.cuda.split(".")[0]:
+        return Cuda(
+            reason=f"nvcc is {version} but torch {torch.version} was built with CUDA {torch.cuda}: install a CUDA "
+            f"{torch.cuda.split('.')[0]} toolkit (and set CUDA_HOME) or a torch for CUDA {release[1]}"
+        )
+    folder = Path(os.path.realpath(top[1]))
+    library = next((lib for lib in (folder / "lib64", folder / "lib") if (lib / "libcudart_static.a").exists()), None)
+    if library is None:
+        return Cuda(reason=f"no libcudart_static.a below {folder}")
+    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    if wanted:
+        architectures = [arch for arch in re.split(r"[;,\s]+", wanted) if arch]
+        if bad := [arch for arch in architectures if not re.fullmatch(r"\d+\.\d[a-z]?(\+PTX)?", arch)]:
+            return Cuda(reason=f"TORCH_CUDA_ARCH_LIST has {', '.join(bad)}: write numbers such as 9.0 or 12.0+PTX")
+    else:
+        architectures = [arch for arch in DEFAULT_ARCHITECTURES if int(arch.replace(".", "")) in known]
+        architectures[-1] += "+PTX"
+    return Cuda(nvcc, version, str(folder / "include"), str(library), tuple(architectures))
+
+
+def nvcc_flags(cuda: Cuda) -> list[str]:
+    """Flags of the CUDA file: one code object an architecture, PTX where asked for, and the register report."""
+    flags = ["-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-Xptxas", "-v", "--threads", "0"]
+    for entry in cuda.architectures:
+        number = entry.removesuffix("+PTX").replace(".", "")
+        code = f"[sm_{number},compute_{number}]" if entry.endswith("+PTX") else f"sm_{number}"
+        flags.append(f"-gencode=arch=compute_{number},code={code}")
+    return flags
+
+
+def free_memory() -> int:
+    """Bytes that this process may still use: of the machine and of its control group."""
+    available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    free = int(available[1]) * 1024 if available else JOB_MEMORY
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return free if limit == "max" else min(free, int(limit) - used)
+
+
+def job_count() -> int:
+    """Compilers to run at once: MAX_JOBS, or as many as cores and memory allow."""
+    wanted = os.environ.get("MAX_JOBS")
+    if wanted:
+        if not wanted.isdigit() or int(wanted) < 1:
+            raise CannotBuild(f"MAX_JOBS={wanted} is not a positive number")
+        return int(wanted)
+    return max(1, min(len(os.sched_getaffinity(0)), free_memory() // JOB_MEMORY))
+
+
+def run_compiler(command: list[str]) -> str:
+    """Run one compiler in ROOT with relative paths (nvcc does not survive spaces) and return what it printed."""
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    printed = result.stdout + result.stderr
+    if result.returncode == 0:
+        return printed
+    killed = result.returncode < 0 or "Killed" in printed
+    remedy = "killed, probably for want of memory: set MAX_JOBS=1" if killed else printed.strip()[-2000:]
+    raise CannotBuild(f"`{shlex.join(command)}` failed: {remedy}")
+
+
+def ptxas_report(printed: str) -> list[dict[str, Any]]:
+    """Registers and spills of every kernel and architecture, from what `-Xptxas -v` printed."""
+    report = []
+    for part in re.split(r"(?=Compiling entry function)", printed):
+        entry = re.search(r"Compiling entry function '(\S+)' for '(\w+)'", part)
+        spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", part)
+        registers = re.search(r"Used (\d+) registers", part)
+        if entry and spills and registers:
+            report.append(
+                {
+                    "kernel": entry[1],
+                    "architecture": entry[2],
+                    "registers": int(registers[1]),
+                    "spill_stores_bytes": int(spills[1]),
+                    "spill_loads_bytes": int(spills[2]),
+                }
+            )
+    return report
+
+
+def compile_all(compiler: list[str], torch: Torch, cuda: Cuda) -> tuple[list[dict[str, Any]], Cuda]:
+    """Compile, link aside and rename the binary; returns the ptxas report and what became of CUDA."""
+    SCRATCH.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
+        objects = Path(folder).relative_to(ROOT)
+        x86 = platform.machine() in ("x86_64", "AMD64")
+        variants = VARIANTS if x86 else {"portable": []}
+        cpu_flags = [*COMMON_FLAGS, "-DATTNGEO_X86_VARIANTS"] if x86 else COMMON_FLAGS
+        source = "csrc/cpu/laplacian_kernel.cpp"
+        commands = {}
+        for name, flags in variants.items():
+            command = [*compiler, *cpu_flags, *flags, f"-DATTNGEO_VARIANT={name}", "-c", source]
+            commands[f"{name}.o"] = [*command, "-o", f"{objects}/{name}.o"]
+        with ThreadPoolExecutor(job_count()) as pool:
+            cuda_job = None
+            if cuda.nvcc:
+                command = [cuda.nvcc, "-ccbin", compiler[0], *nvcc_flags(cuda), "-c", "csrc/cuda/laplacian_kernel.cu"]
+                cuda_job = pool.submit(run_compiler, [*command, "-o", f"{objects}/cuda.o"])
+            jobs = [
+                pool.submit(run_compiler, [*command, "-o", f"{objects}/{name}"]) for name, command in commands.items()
+            ]
+            report: list[dict[str, Any]] = []
+            if cuda_job is not None:
+                try:
+                    report = ptxas_report(cuda_job.result())
+                except CannotBuild as error:
+                    cuda = Cuda(reason=str(error))
+            ops = [*compiler, *cpu_flags, *OPS_FLAGS, "-isystem", str(torch.folder / "include")]
+            if cuda.nvcc:
+                ops += ["-DATTNGEO_WITH_CUDA", "-DUSE_CUDA"]
+            jobs.append(pool.submit(run_compiler, [*ops, "-c", "csrc/ops.cpp", "-o", f"{objects}/ops.o"]))
+            for job in jobs:
+                job.result()
+        linked = f"{objects}/{BINARY.name}"
+        names = [*commands, "ops.o", *(["cuda.o"] if cuda.nvcc else [])]
+        link = [*compiler, "-shared", *(f"{objects}/{name}" for name in names), "-o", linked]
+        link += [f"-L{torch.folder / 'lib'}", "-lc10", "-ltorch_cpu"]
+        if cuda.nvcc:
+            # The static runtime keeps its names to itself: torch's shared one lives in the same process.
+            link += [f"-L{cuda.library}", "-lcudart_static", "-Wl,--exclude-libs,ALL", "-ldl", "-lrt", "-lpthread"]
+        run_compiler([*link, "-Wl,--no-undefined"])
+        os.replace(ROOT / linked, BINARY)
+    return report, cuda
+
+
+def write_record(record: dict[str, Any]) -> None:
+    """Write build.json aside and rename it."""
+    aside = RECORD.with_name(f".build.{os.getpid()}.json")
+    aside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    os.replace(aside, RECORD)
+
+
+def read_record() -> dict[str, Any]:
+    """The last build's record; empty if there is none that can be read."""
+    try:
+        record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return record
+
+
+def describe(record: dict[str, Any]) -> str:
+    """What a record's binary holds, in one line."""
+    cuda = record["cuda"]
+    if cuda["built"]:
+        gpu = f"CUDA {cuda['version']} ({', '.join(cuda['architectures'])})"
+    else:
+        gpu = f"no CUDA: {cuda['reason']}"
+    return f"CPU ({', '.join(record['cpu_variants'])}); {gpu}"
+
+
+def build() -> None:
+    """Build if anything that matters changed since the last build; CannotBuild if nothing could be built."""
+    digest: str = runpy.run_path(str(PACKAGE / "sources.py"))["source_digest"](ROOT / "csrc")
+    torch = find_torch()
+    compiler, compiler_version = find_compiler()
+    cuda = find_cuda(torch)
+    conditions = {
+        "sources": digest,
+        "torch": torch.version,
+        "compiler": [*compiler, compiler_version],
+        "flags": [COMMON_FLAGS, OPS_FLAGS, VARIANTS],
+        "cuda": [cuda.nvcc, cuda.version, nvcc_flags(cuda), cuda.reason],
+        "machine": platform.machine(),
+    }
+    fingerprint = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
+    old = read_record()
+    if old.get("built") and old["fingerprint"] == fingerprint and BINARY.exists():
+        say(f"up to date: {describe(old)}")
+        return
+    started = time.monotonic()
+    report, cuda = compile_all(compiler, torch, cuda)
+    record = {
+        "built": True,
+        "fingerprint": fingerprint,
+        "source_digest": digest,
+        "binary_sha256": hashlib.sha256(BINARY.read_bytes()).hexdigest(),
+        "torch": torch.version,
+        "compiler": compiler_version,
+        "cpu_variants": list(VARIANTS) if platform.machine() in ("x86_64", "AMD64") else ["portable"],
+        "cuda": {
+            "built": bool(cuda.nvcc),
+            "reason": cuda.reason,
+            "version": cuda.version,
+            "architectures": list(cuda.architectures),
+            "ptxas": report,
+        },
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    write_record(record)
+    say(f"built in {record['seconds']} s: {describe(record)}")
+
+
+class BuildExtension(build_ext):
+    """`build_ext`, replaced: one build at a time, and no failure where the naive forms can do the work."""
+
+    def run(self) -> None:
+        """Build under a lock; write the reason to build.json and go on if that is impossible."""
+        SCRATCH.mkdir(exist_ok=True)
+        with open(SCRATCH / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                build()
+            except CannotBuild as error:
+                write_record({"built": False, "reason": str(error)})
+                say(f"WARNING: not built, the slower naive forms will run: {error}")
+                if os.environ.get("ATTNGEO_REQUIRE_EXTENSION") == "1":
+                    sys.exit(1)
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    setup(cmdclass={"build_ext": BuildExtension})

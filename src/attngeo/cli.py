@@ -1,0 +1,269 @@
+"""The command line: a thin door to the jobs; everything heavy is imported by the command that needs it."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from attngeo.errors import UserError
+from attngeo.files import explain_os_errors, write_json
+
+if TYPE_CHECKING:
+    from attngeo.config import Preset
+
+app = typer.Typer(
+    help="Rebuild, check and extend four papers on the geometry of attention.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+analyze_app = typer.Typer(help="Analyses; each writes records under results/PRESET/analyses.", no_args_is_help=True)
+track_app = typer.Typer(help="The MLflow store behind the comparison of runs.", no_args_is_help=True)
+app.add_typer(analyze_app, name="analyze")
+app.add_typer(track_app, name="track")
+
+PresetOption = Annotated[str, typer.Option("--preset", help="Preset: a folder under config/.")]
+StampOption = Annotated[
+    Optional[Path],  # noqa: UP045  typer reads Optional on every Python version we support
+    typer.Option("--stamp", help="Digest stamp of the code, written by the workflow; computed if absent."),
+]
+ReportOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--report", help="Also write what was done to this JSON file."),
+]
+
+
+def _root() -> Path:
+    root = Path.cwd()
+    if not (root / "config").is_dir():
+        raise UserError(f"{root} holds no config/ folder", "run attngeo in the folder of the project")
+    return root
+
+
+def _preset(name: str) -> "Preset":
+    from attngeo.config import load_preset
+
+    return load_preset(_root(), name, json.loads(os.environ.get("ATTNGEO_OVERRIDES", "{}")))
+
+
+def _digest(preset: "Preset", stamp: Path | None, name: str) -> str:
+    if stamp is not None:
+        from attngeo.tracking.code_digest import read_stamp
+
+        return read_stamp(stamp)
+    from attngeo.jobs.stamps import current_digest
+
+    return current_digest(preset, name)
+
+
+def _writable(preset: "Preset") -> None:
+    """Find out that results cannot be written before any work is done."""
+    probe = preset.results / f".write-test-{os.getpid()}"
+    with explain_os_errors(preset.results):
+        preset.results.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+
+
+def _use_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+@app.command()
+def fetch(
+    names: Annotated[Optional[list[str]], typer.Argument(help="Names of embedded data and models.")] = None,  # noqa: UP045
+    report: ReportOption = None,
+) -> None:
+    """Download, verify and convert embedded data and models; without names, list them."""
+    from attngeo.data import embedded
+
+    if not names:
+        for name, source in embedded.sources().items():
+            there = "fetched" if embedded.is_fetched(name) else "not fetched"
+            typer.echo(f"{name:32} {there:12} {source.licence}")
+        return
+    for name in names:
+        folder = embedded.fetch(name)
+        typer.echo(f"{name}: {folder}")
+        if report is not None:
+            write_json(report, {"name": name, "licence": embedded.sources()[name].licence})
+
+
+@app.command()
+def build(report: ReportOption = None) -> None:
+    """Compile the extension if its sources, torch or the compilers changed."""
+    import subprocess
+
+    root = _root()
+    command = [sys.executable, str(root / "cuda_ext" / "setup.py"), "build_ext", "--inplace"]
+    if subprocess.run(command, cwd=root / "cuda_ext").returncode:
+        raise UserError("the extension did not compile", "read the compiler's message above; `attngeo doctor` helps")
+    if report is not None:
+        build_file = root / "cuda_ext" / "attngeo_ext" / "build.json"
+        write_json(report, json.loads(build_file.read_text(encoding="utf-8")))
+
+
+@app.command()
+def pack(
+    dataset: Annotated[str, typer.Argument(help="A dataset of the preset's config.yaml.")],
+    preset: PresetOption = "demo",
+    workers: Annotated[int, typer.Option(help="Processes that encode images.", min=1)] = 1,
+) -> None:
+    """Pack a dataset into the form that training reads; files refused are listed in refused.csv."""
+    from attngeo.jobs.pack import pack as run_job
+
+    config = _preset(preset)
+    if dataset not in config.datasets:
+        raise UserError(f"preset {preset} has no dataset {dataset!r}", f"use one of: {', '.join(config.datasets)}")
+    _writable(config)
+    typer.echo(run_job(config, dataset, workers=workers))
+
+
+@app.command()
+def train(
+    run_id: Annotated[str, typer.Argument(help="A run of the preset's runs.tsv.")],
+    preset: PresetOption = "demo",
+    stamp: StampOption = None,
+) -> None:
+    """Train one run; started again after a kill, it goes on from its newest checkpoint."""
+    config = _preset(preset)
+    config.run(run_id)
+    _writable(config)
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.resources.train.threads))
+    from attngeo.jobs.train import train_run
+
+    final = train_run(config, run_id, _digest(config, stamp, f"runs/{run_id}"))
+    typer.echo(f"{run_id}: top-1 {final['accuracy']:.2f} % of {final['n_eval']} images in {final['wall_s']:.0f} s")
+
+
+@analyze_app.command("connection-walk")
+def analyze_connection_walk(
+    model: Annotated[str, typer.Argument(help="A language or vision model of the preset's config.yaml.")],
+    preset: PresetOption = "demo",
+    stamp: StampOption = None,
+) -> None:
+    """Transports, effective graphs and identities of one pretrained model, with shape-matched nulls."""
+    config = _preset(preset)
+    if model not in config.analysed_models:
+        raise UserError(f"preset {preset} has no model {model!r}", f"use one of: {', '.join(config.analysed_models)}")
+    _writable(config)
+    _use_threads(config.resources.analyze.threads)
+    from attngeo.jobs.connection_walk import connection_walk
+
+    connection_walk(config, model, _digest(config, stamp, f"connection_walk/{model}"))
+
+
+@analyze_app.command("variational")
+def analyze_variational(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+    """Tangency, energy balance, first variation and Euler-Lagrange residual of attention flows on the sphere."""
+    config = _preset(preset)
+    _writable(config)
+    _use_threads(config.resources.analyze.threads)
+    from attngeo.jobs.variational import variational
+
+    variational(config, _digest(config, stamp, "variational"))
+
+
+@analyze_app.command("injectivity")
+def analyze_injectivity(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+    """Rank of the attention matrix of each kernel on features of a pretrained vision transformer."""
+    config = _preset(preset)
+    _writable(config)
+    _use_threads(config.resources.analyze.threads)
+    from attngeo.jobs.injectivity import injectivity
+
+    injectivity(config, _digest(config, stamp, "injectivity"))
+
+
+def _draw(kind: str, name: str, preset: str, stamp: Path | None) -> None:
+    from attngeo.paper.targets import FIGURES, TABLES
+
+    known = FIGURES if kind == "figure" else TABLES
+    name = f"{kind[:3]}{name}" if name.isdigit() else name
+    if name not in known:
+        raise UserError(f"there is no {kind} {name!r}", f"use one of: {', '.join(known)}")
+    config = _preset(preset)
+    _writable(config)
+    from attngeo.jobs.draw import draw
+
+    for path in draw(config, name, _digest(config, stamp, f"paper/{name}")):
+        typer.echo(path)
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="Number or name, such as 10 or fig10.")],
+    preset: PresetOption = "demo",
+    stamp: StampOption = None,
+) -> None:
+    """Draw a figure from the results that are there."""
+    _draw("figure", name, preset, stamp)
+
+
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(help="Number or name, such as 1 or tab1.")],
+    preset: PresetOption = "demo",
+    stamp: StampOption = None,
+) -> None:
+    """Make a table from the results that are there."""
+    _draw("table", name, preset, stamp)
+
+
+@app.command()
+def ledger(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+    """Write the page of claims, each with the verdict that the records give, and print the verdicts."""
+    from attngeo.jobs.draw import draw
+    from attngeo.paper import claims
+
+    config = _preset(preset)
+    _writable(config)
+    for verdict in claims.evaluate(config.name, config.results):
+        typer.echo(f"{verdict.claim_id:6} {verdict.verdict:10} {verdict.reason}")
+    for path in draw(config, "claims", _digest(config, stamp, "paper/claims")):
+        typer.echo(path)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has, what will run on it, and what to do about what is missing."""
+    from attngeo import doctor as examination
+
+    raise typer.Exit(examination.main())
+
+
+@track_app.command("init")
+def track_init(report: ReportOption = None) -> None:
+    """Create or migrate the tracking store and its experiments."""
+    from attngeo.tracking import mlflow_run
+
+    root = _root()
+    mlflow_run.init(root)
+    if report is not None:
+        write_json(report, {"experiments": list(mlflow_run.EXPERIMENTS)})
+
+
+@track_app.command("reap")
+def track_reap() -> None:
+    """Mark runs as killed whose process is gone."""
+    from attngeo.tracking import mlflow_run
+
+    typer.echo(f"{mlflow_run.reap(_root())} runs marked KILLED")
+
+
+def main() -> None:
+    """Run the command line; errors that the user can mend are two lines and exit status 2."""
+    try:
+        app()
+    except UserError as error:
+        sys.stderr.write(f"attngeo: error: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,364 @@
+"""Presets, run sheets and recipes: read, checked against their models, and explained when something is wrong."""
+
+import csv
+import difflib
+import json
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from attngeo.data import embedded
+from attngeo.errors import UserError
+from attngeo.files import write_json
+from attngeo.models.names import FAMILIES, SIZES, model_names
+from attngeo.paper.targets import FIGURES, TABLES
+from attngeo.training.recipe import Recipe
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]*")
+
+
+def _identifier(value: str) -> str:
+    if not _IDENTIFIER.fullmatch(value):
+        raise ValueError("use letters, digits, '.', '_', '-' and '@' only: the name becomes a file name")
+    return value
+
+
+Identifier = Annotated[str, AfterValidator(_identifier)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DatasetConfig(_Strict):
+    """Where the images of a dataset come from and how they are stored and read."""
+
+    source: str = Field(description="'embedded', or a folder with train/CLASS/*.jpg and val/CLASS/*.jpg (or CLASS/*)")
+    storage: Literal["auto", "beton", "arrays", "folder"] = "auto"
+    loader: Literal["auto", "ffcv", "torch", "arrays"] = "auto"
+    write_mode: Literal["jpg", "raw"] = "jpg"
+    max_resolution: int = Field(500, ge=1, le=8192, description="longest stored side in pixels")
+
+
+class LanguageModelConfig(_Strict):
+    """A pretrained model to analyse."""
+
+    id: Identifier
+    source: str = Field(description="'embedded', 'hub' or 'hub:NAME', or a local Hugging Face folder")
+
+
+class Resources(_Strict):
+    """What one job of a stage asks of the machine or the cluster."""
+
+    threads: int = Field(1, ge=1)
+    gpu: int = Field(0, ge=0)
+    mem_mb: int = Field(1500, ge=100)
+    runtime: int = Field(60, ge=1, description="minutes")
+
+
+class TrainResources(Resources):
+    """Training also says on which device it runs."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+class StageResources(_Strict):
+    """Resources by stage."""
+
+    train: TrainResources = TrainResources()
+    analyze: Resources = Resources(mem_mb=2500)
+    draw: Resources = Resources(mem_mb=700)
+
+
+class ConnectionWalkConfig(_Strict):
+    """How much text or how many images a pretrained model is measured on."""
+
+    windows: int = Field(8, ge=1)
+    window_tokens: int = Field(128, ge=4)
+    images: int = Field(8, ge=1)
+    null_draws: int = Field(16, ge=2)
+
+
+class VariationalConfig(_Strict):
+    """Size of the checks on the sphere."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    tokens: int = Field(8, ge=2)
+    dimension: int = Field(4, ge=2)
+
+
+class InjectivityConfig(_Strict):
+    """Size of the rank measurement on real features."""
+
+    images: int = Field(8, ge=2)
+    model: Identifier = "dinov2-s"
+    landmark_grids: tuple[int, ...] = (2, 3, 4, 5, 7)
+
+
+class RunRow(_Strict):
+    """One training run: a line of runs.tsv."""
+
+    run_id: Identifier
+    model: str
+    dataset: Identifier
+    recipe: Identifier
+    seed: int = Field(ge=0)
+    feeds: tuple[str, ...]
+    attention: str = ""  # a kind or path/to/file.py:Class instead of the kind that the model's family names
+
+    @property
+    def attention_kind(self) -> str:
+        """The attention kind that every stage of this run must use."""
+        return self.attention or FAMILIES[self.model.rsplit("_", 1)[0]]
+
+
+class PresetFile(_Strict):
+    """The keys of config/<preset>/config.yaml."""
+
+    description: str
+    expected: str = Field(description="what it costs: time and memory, on which machine")
+    datasets: dict[Identifier, DatasetConfig] = {}
+    language_models: tuple[LanguageModelConfig, ...] = ()
+    vision_models: tuple[LanguageModelConfig, ...] = ()
+    texts: str = Field("embedded", description="'embedded', or a folder of .txt files")
+    connection_walk: ConnectionWalkConfig = ConnectionWalkConfig()
+    variational: VariationalConfig = VariationalConfig()
+    injectivity: InjectivityConfig = InjectivityConfig()
+    resources: StageResources = StageResources()
+    figures: tuple[str, ...] = tuple(FIGURES)
+    tables: tuple[str, ...] = tuple(TABLES)
+
+
+class Preset(PresetFile):
+    """A preset with its run sheet and recipes: everything that the workflow needs to know."""
+
+    name: str
+    root: Path
+    runs: tuple[RunRow, ...]
+    recipes: dict[str, Recipe]
+
+    def run(self, run_id: str) -> RunRow:
+        """The line of the run sheet with this id; UserError naming the ids there are."""
+        for row in self.runs:
+            if row.run_id == run_id:
+                return row
+        raise UserError(
+            f"config/{self.name}/runs.tsv has no run {run_id!r}",
+            f"use one of: {', '.join(row.run_id for row in self.runs) or 'none yet: add a line'}",
+        )
+
+    @property
+    def results(self) -> Path:
+        """Folder of everything this preset makes."""
+        return self.root / "results" / self.name
+
+    @cached_property
+    def analysed_models(self) -> dict[str, LanguageModelConfig]:
+        """Language and vision models by id."""
+        return {model.id: model for model in (*self.language_models, *self.vision_models)}
+
+
+def _options(values: Sequence[str], given: str = "") -> str:
+    close = difflib.get_close_matches(given, values, n=1)
+    return ("did you mean " + repr(close[0]) + "? " if close else "") + "allowed: " + ", ".join(values)
+
+
+def _unwrap(annotation: Any, step: Any) -> Any:
+    """The annotation one step of an error's location further down."""
+    while True:
+        origin = typing.get_origin(annotation)
+        if origin is Annotated:
+            annotation = typing.get_args(annotation)[0]
+        elif origin in (typing.Union, types.UnionType):
+            models = [a for a in typing.get_args(annotation) if a is not type(None)]
+            annotation = models[0]
+        else:
+            break
+    arguments = typing.get_args(annotation)
+    if origin is dict:
+        return arguments[1]
+    if origin in (tuple, list):
+        return arguments[0]
+    fields = getattr(annotation, "model_fields", None) or getattr(annotation, "__dataclass_fields__", {})
+    field = fields.get(step)
+    return getattr(field, "annotation", None) or getattr(field, "type", None)
+
+
+def _allowed_keys(model: Any, location: Sequence[Any]) -> list[str]:
+    """The keys allowed at the parent of an error's location."""
+    annotation: Any = model
+    for step in location[:-1]:
+        annotation = _unwrap(annotation, step)
+    while typing.get_origin(annotation) in (Annotated, typing.Union, types.UnionType):
+        annotation = typing.get_args(annotation)[0]
+    fields = getattr(annotation, "model_fields", None) or getattr(annotation, "__dataclass_fields__", {})
+    return list(fields)
+
+
+def _explain(error: ValidationError, model: Any, file: str, where: str = "") -> UserError:
+    """One message for everything wrong in a file: key, what it got, what is allowed."""
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(step) for step in item["loc"]) or "(whole file)"
+        if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            lines.append(f"key {key!r} is unknown; {_options(_allowed_keys(model, item['loc']), str(item['loc'][-1]))}")
+        elif item["type"] == "missing":
+            lines.append(f"key {key!r} is missing")
+        elif item["type"] == "literal_error":
+            lines.append(f"key {key!r}: {item['input']!r} is not allowed; use {item['ctx']['expected']}")
+        else:
+            lines.append(f"key {key!r}: got {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
+    return UserError(f"{file}{where}: " + "; ".join(lines), f"correct {file} and run the same command again")
+
+
+def _validate(model: Any, data: Any, file: str, where: str = "") -> Any:
+    try:
+        return TypeAdapter(model).validate_python(data)
+    except UserError as error:  # a check of the model's own, which does not know the file
+        raise UserError(f"{file}{where}: {error.what}", error.remedy) from None
+    except ValidationError as error:
+        raise _explain(error, model, file, where) from None
+
+
+def _read_yaml(path: Path, name: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError(f"{name} is not valid YAML: {error}", "correct the line it names") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{name} must be a mapping of keys to values", "see config/demo/config.yaml for an example")
+    return content
+
+
+def load_recipe(root: Path, name: str) -> Recipe:
+    """Read config/recipes/<name>.yaml; UserError naming file, key and allowed values."""
+    path = root / "config" / "recipes" / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(p.stem for p in path.parent.glob("*.yaml"))
+        raise UserError(f"there is no recipe {name!r} (no file config/recipes/{name}.yaml)", _options(known, name))
+    recipe: Recipe = _validate(Recipe, _read_yaml(path, f"config/recipes/{name}.yaml"), f"config/recipes/{name}.yaml")
+    return recipe
+
+
+def _load_runs(root: Path, preset: str) -> tuple[RunRow, ...]:
+    name = f"config/{preset}/runs.tsv"
+    path = root / name
+    if not path.is_file():
+        raise UserError(f"{name} does not exist", "add the run sheet; a header line alone means no training runs")
+    with path.open(encoding="utf-8", newline="") as stream:
+        lines = [line for line in stream if line.strip() and not line.startswith("#")]
+    rows: list[RunRow] = []
+    for number, row in enumerate(csv.DictReader(lines, delimiter="\t"), start=1):
+        if None in row or None in row.values():
+            raise UserError(f"{name}, run {number}: it has more or fewer columns than the header", "separate by tabs")
+        data: dict[str, Any] = {key: value for key, value in row.items() if value != "" or key == "run_id"}
+        data["feeds"] = tuple(item.strip() for item in (row.get("feeds") or "").split(",") if item.strip())
+        rows.append(_validate(RunRow, data, name, f", run {number}"))
+    ids = [row.run_id for row in rows]
+    for duplicate in {run_id for run_id in ids if ids.count(run_id) > 1}:
+        raise UserError(
+            f"{name}: run_id {duplicate!r} appears {ids.count(duplicate)} times", "give each run its own id"
+        )
+    return tuple(rows)
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def preset_names(root: Path) -> list[str]:
+    """Presets under config/."""
+    return sorted(path.parent.name for path in (root / "config").glob("*/config.yaml"))
+
+
+def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = None) -> Preset:
+    """Read and check config/<name>/config.yaml, runs.tsv and every recipe that a run names.
+
+    `overrides` replaces keys of config.yaml. Raises UserError naming file, key and the allowed values.
+    """
+    root = root.resolve()
+    file = f"config/{name}/config.yaml"
+    if not (root / file).is_file():
+        raise UserError(f"there is no preset {name!r} (no file {file})", _options(preset_names(root), name))
+    content = _merge(_read_yaml(root / file, file), overrides or {})
+    checked: PresetFile = _validate(PresetFile, content, file)
+    runs = _load_runs(root, name)
+    recipes = {recipe: load_recipe(root, recipe) for recipe in sorted({row.recipe for row in runs})}
+    preset = Preset.model_construct(
+        **{key: getattr(checked, key) for key in PresetFile.model_fields},
+        name=name,
+        root=root,
+        runs=runs,
+        recipes=recipes,
+    )
+    _check_names(preset, file)
+    return preset
+
+
+def _check_names(preset: Preset, file: str) -> None:
+    """Names that refer to something: models, datasets, targets, embedded sources."""
+    sheet = f"config/{preset.name}/runs.tsv"
+    targets = [*FIGURES, *TABLES]
+    for key, names, known in (("figures", preset.figures, FIGURES), ("tables", preset.tables, TABLES)):
+        for target in names:
+            if target not in known:
+                raise UserError(f"{file}: key {key!r}: unknown target {target!r}", _options(list(known), target))
+    for row in preset.runs:
+        if row.model not in model_names():
+            raise UserError(
+                f"{sheet}, run {row.run_id!r}: unknown model {row.model!r}",
+                f"{_options(model_names(), row.model) if '_' in row.model else 'names are FAMILY_SIZE'}"
+                f" (families {', '.join(FAMILIES)}; sizes {', '.join(SIZES)})",
+            )
+        if row.dataset not in preset.datasets:
+            raise UserError(
+                f"{sheet}, run {row.run_id!r}: dataset {row.dataset!r} is not among the datasets of {file}",
+                _options(list(preset.datasets), row.dataset),
+            )
+        for target in row.feeds:
+            if target not in targets:
+                raise UserError(f"{sheet}, run {row.run_id!r}: feeds unknown {target!r}", _options(targets, target))
+        check_attention_kind(row.attention_kind, preset.root, f"{sheet}, run {row.run_id!r}")
+    wanted = {name: config.source for name, config in preset.datasets.items()}
+    wanted |= {model.id: model.source for model in preset.analysed_models.values()}
+    for name, source in wanted.items():
+        if source == "embedded" and name not in embedded.sources():
+            raise UserError(f"{file}: nothing embedded is called {name!r}", _options(list(embedded.sources()), name))
+
+
+def check_attention_kind(kind: str, root: Path, where: str) -> None:
+    """Refuse an attention kind that no class stands behind; UserError naming the allowed kinds."""
+    from attngeo.layers.registry import ATTENTION_KINDS
+
+    file, colon, _ = kind.rpartition(":")
+    if colon and file.endswith(".py"):
+        if not (root / file).is_file():
+            raise UserError(f"{where}: the file of attention {kind!r} does not exist", f"create {file} or correct it")
+    elif kind not in ATTENTION_KINDS and ":" not in kind:
+        raise UserError(
+            f"{where}: unknown attention kind {kind!r}",
+            _options(list(ATTENTION_KINDS), kind) + ", or path/to/file.py:Class",
+        )
+
+
+def write_schemas(folder: Path) -> list[Path]:
+    """Write the JSON schemas of the preset file, the run sheet and the recipes, for editors and for the workflow."""
+    paths = []
+    for name, model in (("config", PresetFile), ("runs", RunRow), ("recipe", Recipe)):
+        path = folder / f"{name}.schema.json"
+        content = {"$schema": "https://json-schema.org/draft/2020-12/schema", **TypeAdapter(model).json_schema()}
+        if not path.is_file() or json.loads(path.read_text(encoding="utf-8")) != content:
+            write_json(path, content)
+        paths.append(path)
+    return paths

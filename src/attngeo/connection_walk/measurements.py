@@ -1,0 +1,274 @@
+"""Collects what one network shows, layer by layer and window by window, and writes it out as rows of the tidy frame."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attngeo.connection_walk import identities, nulls, stationarity, walk
+from attngeo.errors import UserError
+from attngeo.language_models.architectures import AttentionSite
+from attngeo.language_models.capture import LayerCapture
+from attngeo.training.seeding import generator
+
+COLUMNS = (
+    "model",
+    "precision",
+    "layer",
+    "head",
+    "metric",
+    "control",
+    "value",
+    "unit",
+    "n",
+    "spread",
+    "spread_kind",
+    "convention",
+)
+"""Columns of the frame. Layer -1 is the whole model, head -1 the whole layer; convention defines the number in words."""
+
+SINK_TOKENS = 4  # tokens left out of a decoder's reversibility: attention sinks sit on the first few
+SUBSPACE = 8  # leading eigenvectors whose turning from layer to layer is measured
+SHUFFLES = 32  # random orders of depth per window
+IDENTITY_WINDOWS = 2  # windows on which the walk is formed edge by edge: an identity does not need many
+ROTATION_DIM = 4  # fibre of the random rotations that check the Laplacian identity; any dimension would do
+ROTATION_TOKENS = 64  # tokens of that check: 2 016 rotations are enough for an identity and cheap at every layer
+GRAPH_BYTES = 2**30  # limit on the head-averaged graphs of one window
+
+_CONVENTIONS = {
+    "spectral_gap": "1 - lambda_2 of D^(-1/2) W D^(-1/2), W = (P + P^T)/2",
+    "stochasticity_defect": "max_i |sum_j P_ij - 1|",
+    "first_token_share": "mean of P_i0 over i > 0",
+    "graph_change": "||P_l - P_(l-1)||_F / ||P_(l-1)||_F, written at layer l",
+    "row_jensen_shannon": "mean over rows of the distance between P_(l-1) and P_l, written at layer l",
+    "subspace_angle": f"root mean square angle between the {SUBSPACE} leading eigenspaces of layers l - 1 and l",
+    "last_layer_similarity": "cosine <P_l, P_last>_F / (||P_l||_F ||P_last||_F)",
+    "graph_change_trend": "Spearman correlation of graph_change with depth",
+}
+
+
+class Rows:
+    """The frame's rows of one model."""
+
+    def __init__(self, model: str, precision: str) -> None:
+        self.model, self.precision = model, precision
+        self.rows: list[dict[str, Any]] = []
+
+    def add(
+        self,
+        layer: int,
+        metric: str,
+        control: str,
+        value: float,
+        *,
+        unit: str = "1",
+        n: int = 1,
+        spread: float = math.nan,
+        spread_kind: str = "",
+        head: int = -1,
+        convention: str = "",
+    ) -> None:
+        cells = (
+            *(self.model, self.precision, layer, head, metric, control),
+            *(value, unit, n, spread, spread_kind, convention),
+        )
+        self.rows.append(dict(zip(COLUMNS, cells, strict=True)))
+
+    def add_mean(
+        self, layer: int, metric: str, control: str, values: Sequence[float] | Tensor, over: str, **cells: Any
+    ) -> None:
+        """Mean, standard deviation (none for a single value) and n of a sample; a NaN in it stays visible."""
+        sample = torch.as_tensor(values, dtype=torch.float64)
+        spread = sample.std().item() if len(sample) > 1 else math.nan
+        cells |= {"n": len(sample), "spread": spread, "spread_kind": f"standard deviation over {over}"}
+        self.add(layer, metric, control, sample.mean().item(), **cells)
+
+    def add_largest(
+        self, layer: int, metric: str, control: str, values: Sequence[float], over: str, **cells: Any
+    ) -> None:
+        """The largest of a sample of errors, NaN if there is one in it."""
+        sample = torch.as_tensor(values, dtype=torch.float64)
+        cells |= {"n": len(sample), "spread_kind": f"largest over {over}"}
+        self.add(layer, metric, control, sample.max().item(), **cells)
+
+
+class GraphMeasurements:
+    """Statistics of the effective graphs of one network, compared from layer to layer within each window."""
+
+    def __init__(self, control: str, layers: int, causal: bool, seed: int) -> None:
+        self.control, self.layers, self.causal, self.seed = control, layers, causal, seed
+        self.windows = 0
+        self._values: dict[tuple[int, str, str], list[float]] = {}
+        self._units: dict[str, str] = {}
+        self._graphs = torch.empty(0)
+        self._before = self._leading_before = torch.empty(0)
+
+    def add(self, layer: int, graph: Tensor) -> None:
+        """P [N, N] of the window at hand; layer 0 opens a window and the last layer closes it."""
+        if layer == 0:
+            self._open_window(graph)
+        eigenvalues, eigenvectors = stationarity.symmetrised_spectrum(graph)
+        leading = eigenvectors[:, -min(SUBSPACE, len(graph)) :]
+        self._note(layer, "spectral_gap", stationarity.spectral_gap(eigenvalues))
+        self._note(layer, "stochasticity_defect", stationarity.stochasticity_defect(graph))
+        defect = stationarity.reversibility_defect(graph, self.causal, SINK_TOKENS)
+        self._note(layer, "reversibility_defect", defect)
+        self._note(layer, "first_token_share", stationarity.first_token_share(graph))
+        if layer > 0:
+            self._note(layer, "graph_change", stationarity.relative_change(self._before, graph))
+            distance = stationarity.row_jensen_shannon(self._before, graph)
+            self._note(layer, "row_jensen_shannon", distance, unit="sqrt(bit)")
+            angle = stationarity.subspace_angle(self._leading_before, leading)
+            self._note(layer, "subspace_angle", angle, unit="rad")
+        self._before, self._leading_before = graph, leading
+        self._graphs[layer] = graph
+        if layer == self.layers - 1:
+            self._close_window()
+
+    def write(self, rows: Rows) -> None:
+        conventions = _CONVENTIONS | {
+            "reversibility_defect": stationarity.reversibility_convention(self.causal, SINK_TOKENS)
+        }
+        for (layer, metric, control), values in sorted(self._values.items()):
+            over, convention = "windows", conventions[metric]
+            if control == "depth_shuffled" and layer < 0:
+                over, convention = "windows and shuffles", convention + ", layers in random order"
+            elif control == "depth_shuffled":
+                convention = "||P_l - P_m||_F / ||P_m||_F, mean over all other layers m"
+            rows.add_mean(layer, metric, control, values, over, unit=self._units[metric], convention=convention)
+
+    def _open_window(self, graph: Tensor) -> None:
+        size = self.layers * graph.numel() * 4
+        if size > GRAPH_BYTES:
+            longest = int(math.sqrt(GRAPH_BYTES / 4 / self.layers))
+            raise UserError(
+                f"the graphs of a window of {len(graph)} tokens take {size // 2**20} MiB over {self.layers} layers",
+                f"use windows of at most {longest} tokens",
+            )
+        self._graphs = torch.empty(self.layers, *graph.shape)
+
+    def _close_window(self) -> None:
+        """What needs all layers of a window: similarity with the last one, shuffled depth, the trend with depth."""
+        flat = self._graphs.flatten(1)
+        similarities = torch.nn.functional.cosine_similarity(flat, flat[-1:], dim=1).tolist()
+        for layer, similarity in enumerate(similarities):
+            self._note(layer, "last_layer_similarity", similarity)
+        if self.layers > 2:
+            changes = nulls.pairwise_changes(self._graphs)
+            self._note(-1, "graph_change_trend", _depth_trend(changes.diagonal(1)))
+            if self.control == "trained":
+                self._shuffle_depth(changes)
+        self.windows += 1
+
+    def _shuffle_depth(self, changes: Tensor) -> None:
+        for layer in range(1, self.layers):
+            others = [other for other in range(self.layers) if other != layer]
+            self._note(layer, "graph_change", changes[others, layer].mean().item(), control="depth_shuffled")
+        for shuffle in range(SHUFFLES):
+            draw = generator(self.seed, "depth-shuffle", self.windows * SHUFFLES + shuffle)
+            trend = _depth_trend(nulls.shuffled_changes(changes, draw))
+            self._note(-1, "graph_change_trend", trend, control="depth_shuffled")
+
+    def _note(self, layer: int, metric: str, value: float, unit: str = "1", control: str | None = None) -> None:
+        self._units[metric] = unit
+        self._values.setdefault((layer, metric, control or self.control), []).append(value)
+
+
+class WalkMeasurements:
+    """The identities at each layer, and the edges along which transports are measured afterwards."""
+
+    def __init__(self, sites: list[AttentionSite], causal: bool, edges: int, seed: int) -> None:
+        self.sites, self.causal, self.edges, self.seed = sites, causal, edges, seed
+        self.windows = 0
+        layers = range(len(sites))
+        self.gates: list[list[Tensor]] = [[] for _ in layers]
+        self.states: list[list[Tensor]] = [[] for _ in layers]
+        self._errors: list[list[float]] = [[] for _ in layers]
+        self._head_errors: list[list[list[float]]] = [[] for _ in layers]
+        self._exact_errors: list[float] = []
+        self._laplacian_errors: list[tuple[float, float]] = []
+        self._rotations = self._fields = torch.empty(0)
+
+    def add(self, capture: LayerCapture, graph: Tensor) -> None:
+        """One layer of the window at hand; the last layer closes the window."""
+        layer, site = capture.layer, self.sites[capture.layer]
+        if self.windows < IDENTITY_WINDOWS:
+            weights = site.weights()
+            self._errors[layer].append(identities.walk_error(capture, site, weights))
+            self._head_errors[layer].append(identities.head_walk_errors(capture, site, weights))
+        if self.windows == 0:
+            self._laplacian_errors.append(self._check_laplacian(graph))
+        if self.edges:
+            draw = generator(self.seed, "edges", self.windows * len(self.sites) + layer)
+            rows, columns = walk.sample_edges(graph, self.edges, draw)
+            self.gates[layer].append(walk.gates(capture.attention.double())[:, rows, columns].T)
+            self.states[layer].append(site.states(capture.attention_input)[columns])
+        self.windows += layer == len(self.sites) - 1
+
+    def add_with_float64_softmax(self, capture: LayerCapture) -> None:
+        site = self.sites[capture.layer]
+        self._exact_errors.append(identities.walk_error(capture, site, site.weights()))
+
+    def write(self, rows: Rows) -> None:
+        relative = "||walk - block output||_F / ||block output||_F"
+        own = f"{relative}; float64 states, softmax as the library computes it, its own row sums on the value bias"
+        for layer in range(len(self.sites)):
+            rows.add_largest(layer, "identity_error", "trained", self._errors[layer], "windows", convention=own)
+            rows.add(
+                layer,
+                "identity_error",
+                "float64_softmax",
+                self._exact_errors[layer],
+                convention=f"{relative}; float64 states and softmax, first window",
+            )
+            for head, errors in enumerate(zip(*self._head_errors[layer], strict=True)):
+                rows.add_largest(
+                    layer,
+                    "identity_error",
+                    "trained",
+                    errors,
+                    "windows",
+                    head=head,
+                    convention="one head alone as a walk with constant transport W_V W_O",
+                )
+            kinds = (("conditions_hold", "P made reversible"), ("trained", "P as it is"))
+            for (control, graph), error in zip(kinds, self._laplacian_errors[layer], strict=True):
+                rows.add(
+                    layer,
+                    "laplacian_identity_error",
+                    control,
+                    error,
+                    convention=f"|<f, L g> - energy(f, g)| / (||f|| ||g||), random rotations as transports, {graph}",
+                )
+
+    def _check_laplacian(self, graph: Tensor) -> tuple[float, float]:
+        """Error where the conditions hold, and on the layer's own graph, whose flow need not be reversible."""
+        tokens = min(len(graph), ROTATION_TOKENS)
+        if not len(self._rotations):
+            self._rotations = identities.paired_rotations(tokens, ROTATION_DIM, generator(self.seed, "rotations"))
+            draw = generator(self.seed, "test-functions")
+            self._fields = torch.randn(2, tokens, ROTATION_DIM, dtype=torch.float64, generator=draw)
+        window = graph[:tokens, :tokens]
+        own = window / window.sum(1, keepdim=True)
+        weights = stationarity.symmetrised(own)
+        degrees = weights.sum(1)
+        law = degrees / degrees.sum()
+        # A causal walk's own stationary law is the point mass on token 0, on which every identity holds emptily.
+        own_law = law if self.causal else stationarity.stationary_law(own)
+        pairs = ((weights / degrees[:, None], law), (own, own_law))
+        errors = [
+            identities.connection_laplacian_error(walked, measure, self._rotations, self._fields[0], self._fields[1])
+            for walked, measure in pairs
+        ]
+        return errors[0], errors[1]
+
+
+def _depth_trend(values: Tensor) -> float:
+    """Spearman correlation of the values with their position; NaN if all are equal."""
+    from scipy.stats import spearmanr
+
+    if bool((values == values[0]).all()):
+        return math.nan
+    return float(spearmanr(range(len(values)), values.numpy()).statistic)

@@ -1,0 +1,110 @@
+"""Statistics of one layer's effective graph P, and of its change from the layer before (claims P3.c and P3.d).
+
+All take P [N, N] in floating point with non-negative entries and return Python floats.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def relative_change(before: Tensor, after: Tensor) -> float:
+    """||after - before||_F / ||before||_F."""
+    return ((after - before).norm() / before.norm()).item()
+
+
+def row_jensen_shannon(before: Tensor, after: Tensor) -> float:
+    """Mean over rows of the Jensen-Shannon distance, the square root of the divergence in bits: 0 equal, 1 disjoint."""
+    p, q = _stochastic(before), _stochastic(after)
+    middle = (p + q) / 2
+    divergence = (_relative_entropy(p, middle) + _relative_entropy(q, middle)) / 2
+    return divergence.clamp(0, 1).sqrt().mean().item()
+
+
+def stochasticity_defect(graph: Tensor) -> float:
+    """max_i |sum_j P_ij - 1|."""
+    return (graph.sum(1) - 1).abs().max().item()
+
+
+def symmetrised(graph: Tensor) -> Tensor:
+    """Edge weights W = (P + P^T)/2: the undirected graph that encoders and causal decoders alike have."""
+    return (graph + graph.T) / 2
+
+
+def symmetrised_spectrum(graph: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (ascending, at most 1) and eigenvectors of D^(-1/2) W D^(-1/2), the walk on the symmetrised graph."""
+    weights = symmetrised(graph)
+    scale = weights.sum(1).rsqrt()
+    return torch.linalg.eigh(scale[:, None] * weights * scale)
+
+
+def spectral_gap(eigenvalues: Tensor) -> float:
+    """1 - lambda_2 of the walk on the symmetrised graph; NaN for a single token, which has no second eigenvalue."""
+    return 1 - eigenvalues[-2].item() if len(eigenvalues) > 1 else math.nan
+
+
+def subspace_angle(before: Tensor, after: Tensor) -> float:
+    """Root mean square of the principal angles between the spans of orthonormal columns, radians in [0, pi/2]."""
+    cosines = torch.linalg.svdvals(before.T @ after).clamp(0, 1)
+    return torch.arccos(cosines).square().mean().sqrt().item()
+
+
+def stationary_law(graph: Tensor) -> Tensor:
+    """pi with pi P = pi and sum 1 of the row-normalised P; a causal P puts all of it on token 0.
+
+    NaN everywhere if the linear system is singular, that is if the walk has more than one stationary law.
+    """
+    walk = _stochastic(graph)
+    system = torch.eye(len(walk), dtype=walk.dtype) - walk.T
+    # The rows of I - P^T add up to zero, so one of them can give way to the normalisation.
+    system[-1] = 1
+    right = torch.zeros(len(walk), dtype=walk.dtype)
+    right[-1] = 1
+    law, info = torch.linalg.solve_ex(system, right)
+    if info.item() != 0 or law.min() < -1e-6:
+        return torch.full_like(law, math.nan)
+    return law.clamp_min(0) / law.clamp_min(0).sum()
+
+
+def detailed_balance_defect(graph: Tensor, law: Tensor) -> float:
+    """||F - F^T||_F / (sqrt(2) ||F||_F) with F_ij = pi_i P_ij: 0 reversible, 1 if no edge has a way back."""
+    flow = law[:, None] * _stochastic(graph)
+    return ((flow - flow.T).norm() / (math.sqrt(2) * flow.norm())).item()
+
+
+def reversibility_defect(graph: Tensor, causal: bool, sink_tokens: int) -> float:
+    """How far P is from reversible, by the convention of `reversibility_convention`.
+
+    A causal P has the point mass on token 0 as its stationary law, for which detailed balance holds emptily. So a
+    decoder's defect is taken against the degree law of its symmetrised graph, on the tokens behind the attention sink.
+    """
+    if not causal:
+        return detailed_balance_defect(graph, stationary_law(graph))
+    window = graph[sink_tokens:, sink_tokens:]
+    if len(window) < 2:
+        return math.nan
+    degrees = symmetrised(_stochastic(window)).sum(1)
+    return detailed_balance_defect(window, degrees / degrees.sum())
+
+
+def reversibility_convention(causal: bool, sink_tokens: int) -> str:
+    """The convention in words, to stand beside every number."""
+    if not causal:
+        return "detailed balance against the stationary law of P, all tokens"
+    return f"detailed balance against the degree law of (P + P^T)/2, without the first {sink_tokens} tokens"
+
+
+def first_token_share(graph: Tensor) -> float:
+    """Mean attention that the other tokens pay to the first one; NaN for a single token."""
+    return graph[1:, 0].mean().item() if len(graph) > 1 else math.nan
+
+
+def _stochastic(graph: Tensor) -> Tensor:
+    return graph / graph.sum(1, keepdim=True)
+
+
+def _relative_entropy(p: Tensor, q: Tensor) -> Tensor:
+    """sum_j p_j log2(p_j / q_j) by row; terms with p_j = 0 vanish (q is never 0 where p is not)."""
+    ratio = torch.where(p > 0, p / torch.where(p > 0, q, 1.0), 1.0)
+    return (p * ratio.log2()).sum(1)

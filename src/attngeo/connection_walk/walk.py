@@ -1,0 +1,66 @@
+"""Attention as one edge-dependent connection walk: y_i = sum_j P_ij x_j T_ij (claims P3.a and P3.b).
+
+Row vectors; P_ij = (1/H) sum_h A^h_ij; g^h_ij = A^h_ij / sum_h' A^h'_ij; T_ij = sum_h g^h_ij (H W_V W_O). Where
+P_ij = 0, as behind a causal mask, there is no edge and T_ij = 0. Biases add (row sum of A^h) b_V W_O + b_O: the row
+sums are those of the maps at hand, since a float32 softmax adds up to 1 only within 1e-7.
+"""
+
+import torch
+from torch import Tensor
+
+from attngeo.language_models.architectures import HeadWeights
+
+_CHUNK_ELEMENTS = 2_000_000  # 16 MB of float64 transported states at a time, whatever the window
+
+
+def effective_graph(attention: Tensor) -> Tensor:
+    """P, the mean of the heads' maps: [H, N, N] -> [N, N]."""
+    return attention.mean(0)
+
+
+def gates(attention: Tensor) -> Tensor:
+    """g^h_ij, the share of each head in each edge, 0 where there is no edge: [H, N, N] -> [H, N, N]."""
+    total = attention.sum(0)
+    return torch.where(total > 0, attention / torch.where(total > 0, total, 1.0), 0.0)
+
+
+def edge_messages(weights: HeadWeights, edge_gates: Tensor, states: Tensor) -> Tensor:
+    """x_j T_ij for all edges of some rows: gates [H, I, N], states [N, C] -> [I, N, C]."""
+    moved = weights.heads * (states @ weights.value)[weights.group] @ weights.output
+    return torch.einsum("hij,hjc->ijc", edge_gates, moved)
+
+
+def connection_walk(attention: Tensor, states: Tensor, weights: HeadWeights) -> Tensor:
+    """The block's output as one step of the walk, edge by edge: [H, N, N], [N, C] -> [N, C]."""
+    graph, edge_gates = effective_graph(attention), gates(attention)
+    tokens, width = states.shape
+    rows = max(1, _CHUNK_ELEMENTS // (tokens * width))
+    steps = [
+        torch.einsum(
+            "ij,ijc->ic",
+            graph[start : start + rows],
+            edge_messages(weights, edge_gates[:, start : start + rows], states),
+        )
+        for start in range(0, tokens, rows)
+    ]
+    return torch.cat(steps) + bias_term(attention, weights) + weights.output_bias
+
+
+def head_walk(attention: Tensor, states: Tensor, weights: HeadWeights) -> Tensor:
+    """Each head alone, a walk with constant transport M_h and its value bias: -> [H, N, C], b_O left out."""
+    moved = states @ weights.value
+    biases = attention.sum(-1)[:, :, None] * weights.value_bias[weights.group][:, None, :]
+    return (attention @ moved[weights.group] + biases) @ weights.output
+
+
+def bias_term(attention: Tensor, weights: HeadWeights) -> Tensor:
+    """sum_h (row sum of A^h) b_V W_O, [N, C]."""
+    carried = torch.einsum("hd,hdc->hc", weights.value_bias[weights.group], weights.output)
+    return attention.sum(-1).T @ carried
+
+
+def sample_edges(graph: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`count` edges (i, j) as the walk meets them, i uniform and j with probability P_ij; int64 [count] each."""
+    rows = torch.randint(graph.shape[0], (count,), generator=generator)
+    columns = torch.multinomial(graph[rows], 1, generator=generator).squeeze(1)
+    return rows, columns

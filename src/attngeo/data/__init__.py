@@ -1,0 +1,1 @@
+"""Embedded data and models, packed image sets and the loaders that read them."""

@@ -1,0 +1,43 @@
+"""Whether FFCV can be used here, asked without the side effects of importing it."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import torch
+
+INSTALL = (
+    "install it: `apt-get install g++ pkg-config libopencv-imgproc-dev libturbojpeg0-dev libgl1 libglib2.0-0`, then "
+    "`PKG_CONFIG_PATH=$PWD/tools/opencv-min pip install --no-build-isolation ffcv==1.0.2` in the project's folder"
+)
+
+
+@contextmanager
+def torch_threads_kept() -> Iterator[None]:
+    """Restore torch's number of threads, which FFCV sets to its own when it is imported and when it starts."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@lru_cache(maxsize=1)
+def why_unavailable() -> str | None:
+    """None if FFCV imports here, else the reason in words."""
+    if importlib.util.find_spec("ffcv") is None:
+        return "ffcv is not installed"
+    try:
+        with torch_threads_kept():
+            importlib.import_module("attngeo.data.ffcv_loader")  # a missing system library shows only on import
+    except Exception as error:  # numba and OpenCV raise many kinds
+        return f"ffcv does not import ({type(error).__name__}: {error})"
+    return None
+
+
+def version() -> str:
+    """Version of the installed package; the module's own `__version__` is that of an older release."""
+    return importlib.metadata.version("ffcv")

@@ -1,0 +1,87 @@
+"""What a packed image set is: manifest.json beside its files, checked against their hashes before anything is read."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from attngeo.errors import UserError
+from attngeo.files import read_json, sha256_file
+
+FORMAT = 1
+FILE_NAME = "manifest.json"
+Storage = Literal["arrays", "beton", "folder"]
+Split = Literal["train", "val"]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest that was read: `raw` is the JSON object, `folder` where it lies, `sha256` that of its own bytes."""
+
+    folder: Path
+    raw: dict[str, Any]
+    sha256: str
+
+    @property
+    def storage(self) -> Storage:
+        """How the images are kept: arrays in memory, a .beton file for each split, or the original files."""
+        return cast(Storage, self.raw["storage"])
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return int(self.raw["num_classes"])
+
+    def num_images(self, split: Split) -> int:
+        """Number of images in a split."""
+        return int(self.raw[split]["n"])
+
+    def source_root(self) -> Path:
+        """Folder of the original files: the cache of something embedded (fetched if need be), or a user's folder."""
+        root = self.raw["root"]
+        if "embedded" in root:
+            from attngeo.data.embedded import fetch
+
+            return fetch(root["embedded"])
+        return path_of_uri(root["uri"])
+
+    def data_path(self, split: Split) -> Path:
+        """The file that holds a split (arrays, .beton) or lists it (folder), verified by size and SHA-256.
+
+        Raises UserError when it is missing or not the file that was packed: FFCV would read a damaged one without an error.
+        """
+        entry = self.raw[split]
+        path = (self.source_root() if self.storage == "arrays" else self.folder) / entry["path"]
+        remedy = f"delete {self.folder} and pack the images again"
+        if not path.is_file():
+            raise UserError(f"{path} is missing, which {self.folder / FILE_NAME} lists", remedy)
+        if path.stat().st_size != entry["bytes"] or sha256_file(path) != entry["sha256"]:
+            raise UserError(f"{path} is not the file that was packed (size or SHA-256 differs)", remedy)
+        return path
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """Read manifest.json (or the one in the folder `path`); UserError when it is missing or of another kind."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / FILE_NAME
+    raw = read_json(path)
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise UserError(f"{path} is not a manifest of a packed image set", "pack the images again with `attngeo pack`")
+    return Manifest(path.parent, raw, sha256_file(path))
+
+
+def path_of_uri(uri: str) -> Path:
+    """The path of a file: URI, which carries names of any bytes."""
+    return Path(os.fsdecode(unquote_to_bytes(urlsplit(uri).path)))
+
+
+def file_entry(path: Path, *, count: int, relative_to: Path) -> dict[str, Any]:
+    """The lines a manifest has for one file."""
+    return {
+        "n": count,
+        "path": path.relative_to(relative_to).as_posix(),
+        "bytes": path.stat().st_size,
+        "sha256": sha256_file(path),
+    }

@@ -1,0 +1,290 @@
+"""Packs an image set for training: .beton files (FFCV), arrays in memory, or a checked list of the original files."""
+
+import csv
+import importlib.metadata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from attngeo.data import embedded, ffcv_available, images, manifest
+from attngeo.data.beton import Beton
+from attngeo.data.folders import SPLITS, ImageFile, ImageFolder, scan, shown
+from attngeo.data.images import UnreadableImage, decode_image
+from attngeo.data.index import write_index
+from attngeo.errors import UserError
+from attngeo.files import explain_os_errors, sha256_file, write_aside, write_json
+
+LARGEST_RESOLUTION = 16384
+STATISTICS_IMAGES = 2048
+DEFAULT_MIN_CROP_AREA = 0.08
+Problems = tuple[dict[str, str], dict[str, str]]
+
+
+def pack(
+    source: Path | str,
+    out: Path,
+    *,
+    storage: Literal["auto", "beton", "arrays", "folder"] = "auto",
+    max_resolution: int = 512,
+    write_mode: Literal["jpg", "raw"] = "jpg",
+    jpeg_quality: int = 90,
+    workers: int = 1,
+    min_crop_area: float | None = None,
+    name: str | None = None,
+) -> Path:
+    """Pack `source` (an image folder or the name of an embedded set) into the folder `out`; the path of its manifest.
+
+    "auto" keeps arrays in memory as they are, and makes .beton files of an image folder if FFCV is installed, else a list
+    of the files (the manifest says why). Images whose longer side exceeds `max_resolution` pixels are reduced. With one
+    worker the packed bytes are the same each time. `min_crop_area` is the smallest share of an image that training may
+    crop, a property of the data: a defect must not be cut away. What is left out, and why, is in refused.csv. The manifest
+    is written last. Raises UserError for sets that cannot be used.
+    """
+    _check_options(max_resolution, write_mode, jpeg_quality, workers, min_crop_area)
+    with explain_os_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    (out / manifest.FILE_NAME).unlink(missing_ok=True)
+    embedded_name = str(source) if str(source) in embedded.sources() else None
+    if embedded_name is None and not Path(source).is_dir():
+        known = [entry.name for entry in embedded.sources().values() if entry.kind == "images"]
+        raise UserError(
+            f"{shown(str(source))} is neither a folder nor an embedded set", f"give a folder or {', '.join(known)}"
+        )
+    entry = embedded.source_of(embedded_name) if embedded_name else None
+    if entry is not None and entry.kind != "images":
+        raise UserError(f"{entry.name} is a {entry.kind}, not an image set", "give an image set or an image folder")
+    root = embedded.fetch(entry.name) if entry else Path(source)
+    is_arrays = (root / "arrays.npz").is_file()
+    chosen, why = _choose_storage(storage, is_arrays)
+    described: dict[str, Any] = {
+        "format": manifest.FORMAT,
+        "dataset": name or (entry.name if entry else shown(root.absolute().name)),
+        "storage": chosen,
+        "why_storage": why,
+        "root": {"embedded": entry.name} if entry else {"uri": root.absolute().as_uri()},
+        "licence": entry.licence if entry else "that of the folder's owner",
+        "min_crop_area": _min_crop_area(min_crop_area, entry),
+    }
+    if chosen == "arrays":
+        described |= _describe_arrays(root, entry.classes if entry else ())
+        _write_refused(out, [])
+    else:
+        described |= _pack_folder(root, out, chosen, max_resolution, write_mode, jpeg_quality, workers)
+    target = out / manifest.FILE_NAME
+    write_json(target, described)
+    return target
+
+
+def _check_options(max_resolution: int, write_mode: str, quality: int, workers: int, min_area: float | None) -> None:
+    allowed: list[tuple[str, object, bool, str]] = [
+        (
+            "max_resolution",
+            max_resolution,
+            1 <= max_resolution <= LARGEST_RESOLUTION,
+            f"1 to {LARGEST_RESOLUTION} pixels",
+        ),
+        ("write_mode", write_mode, write_mode in ("jpg", "raw"), "jpg or raw"),
+        ("jpeg_quality", quality, 1 <= quality <= 100, "1 to 100"),
+        ("workers", workers, workers >= 1, "1 or more"),
+        ("min_crop_area", min_area, min_area is None or 0 < min_area <= 1, "above 0 and at most 1"),
+    ]
+    for option, value, fits, words in allowed:
+        if not fits:
+            raise UserError(f"{option} is {value!r}", f"give {words}")
+
+
+def _choose_storage(storage: str, is_arrays: bool) -> tuple[manifest.Storage, str]:
+    """The storage to use and the reason in words."""
+    if is_arrays:
+        if storage not in ("auto", "arrays"):
+            raise UserError(
+                f"this set is arrays that fit in memory; storage {storage!r} is for image folders", "use 'auto'"
+            )
+        return "arrays", "small grey images stay in memory"
+    if storage == "arrays":
+        raise UserError("storage 'arrays' is for embedded sets of small images, not for image folders", "use 'auto'")
+    missing = ffcv_available.why_unavailable()
+    if storage == "beton" and missing:
+        raise UserError(f"storage 'beton' needs FFCV, but {missing}", ffcv_available.INSTALL + "; or use 'auto'")
+    if storage == "folder":
+        return "folder", "asked for"
+    return ("folder", missing) if missing else ("beton", f"FFCV {ffcv_available.version()} is installed")
+
+
+def _min_crop_area(given: float | None, entry: embedded.Source | None) -> float:
+    if given is not None:
+        return given
+    return entry.min_crop_area if entry and entry.min_crop_area is not None else DEFAULT_MIN_CROP_AREA
+
+
+def _describe_arrays(root: Path, classes: Sequence[str]) -> dict[str, Any]:
+    path = root / "arrays.npz"
+    digest = sha256_file(path)
+    with np.load(path) as arrays:
+        counts = {split: len(arrays[f"{split}_labels"]) for split in SPLITS}
+        pixels = arrays["train_images"]
+        num_classes = int(max(arrays[f"{split}_labels"].max() for split in SPLITS)) + 1
+    mean, std = float(pixels.mean() / 255), float(pixels.std() / 255)
+    file = {"path": path.name, "bytes": path.stat().st_size, "sha256": digest}
+    return {
+        "num_classes": num_classes,
+        "classes": list(classes) or [str(label) for label in range(num_classes)],
+        **{split: {"n": counts[split], **file} for split in SPLITS},
+        "mean": [mean] * 3,
+        "std": [std] * 3,
+        "statistics": {"images": len(pixels), "of": len(pixels)},
+        "image_shape": [1, *pixels.shape[1:]],
+        "split_rule": "the set's own",
+        "packed_by": {"backend": "none: read as it is", "numpy": np.__version__},
+        "refused": 0,
+    }
+
+
+def _pack_folder(
+    root: Path, out: Path, storage: str, max_resolution: int, write_mode: str, jpeg_quality: int, workers: int
+) -> dict[str, Any]:
+    """Write both splits of an image folder and say what they are."""
+    found = scan(root)
+    refused: dict[str, str] = {}
+    notes: dict[str, str] = {}
+    entries: dict[str, Any] = {}
+    for split in SPLITS:
+        target = out / f"{split}.beton"
+
+        def write(files: Sequence[ImageFile], target: Path = target) -> Problems:
+            if storage == "folder":
+                return check_images(root, files, max_resolution, workers)
+            from attngeo.data.ffcv_writer import write_beton
+
+            return write_beton(
+                root,
+                files,
+                target,
+                write_mode=write_mode,
+                max_resolution=max_resolution,
+                jpeg_quality=jpeg_quality,
+                workers=workers,
+            )
+
+        kept, bad, noted = _write_accepted(found, split, write)
+        refused |= bad
+        notes |= noted
+        index = out / f"{split}.jsonl"
+        write_index(index, kept)
+        entries[split] = manifest.file_entry(index if storage == "folder" else target, count=len(kept), relative_to=out)
+        if split == "train":
+            mean, std, used, shape = _statistics(root, kept, target if storage == "beton" else None, max_resolution)
+    _write_refused(out, [*((path, reason) for path, reason in refused.items()), *found.strays])
+    packed_by = {"backend": "pillow", "pillow": importlib.metadata.version("pillow")}
+    if storage == "beton":
+        from attngeo.data.ffcv_writer import versions
+
+        packed_by = {"backend": "ffcv", **versions()}
+    return {
+        "num_classes": len(found.classes),
+        "classes": [shown(name) for name in found.classes],
+        **entries,
+        "mean": mean,
+        "std": std,
+        "statistics": {"images": used, "of": entries["train"]["n"]},
+        "image_shape": shape,
+        "max_resolution": max_resolution,
+        "write_mode": write_mode if storage == "beton" else "original files",
+        "jpeg_quality": jpeg_quality if storage == "beton" and write_mode == "jpg" else None,
+        "split_rule": found.split_rule,
+        "decode_rule": images.RULE,
+        "packed_by": packed_by,
+        "refused": len(refused),
+        "strays": len(found.strays),
+        "notes": {"images": len(notes), "first": [f"{shown(path)}: {note}" for path, note in list(notes.items())[:3]]},
+    }
+
+
+def _write_accepted(
+    found: ImageFolder, split: str, write: Callable[[Sequence[ImageFile]], Problems]
+) -> tuple[list[ImageFile], dict[str, str], dict[str, str]]:
+    """Write a split, leaving out what cannot be read: (images kept, refused, noted). UserError if a class has none left."""
+    kept = found.splits[split]
+    refused: dict[str, str] = {}
+    while True:
+        bad, noted = write(kept)
+        refused |= bad
+        kept = [file for file in kept if file.path not in bad]
+        counts = Counter(file.label for file in kept)
+        empty = [shown(name) for label, name in enumerate(found.classes) if not counts[label]]
+        if empty:
+            example = next(iter(refused.items()), ("", ""))
+            raise UserError(
+                f"no image of class {empty[0]} can be read for {split} ({shown(example[0])}: {example[1]})",
+                "replace the images of that class, or remove its folder from both splits",
+            )
+        if not bad:
+            return kept, refused, noted
+
+
+def check_images(root: Path, files: Sequence[ImageFile], max_resolution: int, workers: int) -> Problems:
+    """Decode every image once: (refused: path -> reason, noted: path -> remark)."""
+    paths = [str(root / file.path) for file in files]
+    bounds = [max_resolution] * len(paths)
+    if workers == 1:
+        outcomes: Iterable[tuple[str | None, str | None]] = map(_check_image, paths, bounds)
+        return _sort_outcomes(files, outcomes)
+    with ProcessPoolExecutor(workers) as pool:
+        return _sort_outcomes(files, pool.map(_check_image, paths, bounds, chunksize=32))
+
+
+def _check_image(path: str, max_resolution: int) -> tuple[str | None, str | None]:
+    notes: list[str] = []
+    try:
+        decode_image(path, max_resolution, notes)
+    except UnreadableImage as error:
+        return str(error), None
+    return None, notes[0] if notes else None
+
+
+def _sort_outcomes(files: Sequence[ImageFile], outcomes: Iterable[tuple[str | None, str | None]]) -> Problems:
+    refused: dict[str, str] = {}
+    noted: dict[str, str] = {}
+    for file, (reason, note) in zip(files, outcomes, strict=True):
+        if reason is not None:
+            refused[file.path] = reason
+        elif note is not None:
+            noted[file.path] = note
+    return refused, noted
+
+
+def _statistics(
+    root: Path, files: Sequence[ImageFile], packed: Path | None, max_resolution: int
+) -> tuple[list[float], list[float], int, list[int] | None]:
+    """Mean and standard deviation of each channel in [0, 1] over evenly spaced training images; their number; their shape.
+
+    The shape [3, H, W] is None if it varies. Every image counts the same, whatever its size.
+    """
+    chosen = np.unique(np.linspace(0, len(files) - 1, min(len(files), STATISTICS_IMAGES)).round().astype(int))
+    opened = Beton(packed) if packed else None
+    first = np.zeros(3)
+    second = np.zeros(3)
+    shapes = set()
+    for index in chosen:
+        pixels = opened[index][0] if opened else decode_image(root / files[index].path, max_resolution)
+        values = pixels.reshape(-1, 3).astype(np.float64) / 255
+        first += values.mean(axis=0)
+        second += np.square(values).mean(axis=0)
+        shapes.add(pixels.shape)
+    mean = first / len(chosen)
+    # A set of one colour has no spread; dividing by it would make the loader emit infinities.
+    std = np.sqrt(np.maximum(second / len(chosen) - mean**2, 1e-8))
+    height, width, _ = next(iter(shapes))
+    shape = [3, int(height), int(width)] if len(shapes) == 1 else None
+    return cast(list[float], mean.tolist()), cast(list[float], std.tolist()), len(chosen), shape
+
+
+def _write_refused(out: Path, rows: Sequence[tuple[str, str]]) -> None:
+    with write_aside(out / "refused.csv") as stream:
+        table = csv.writer(stream, lineterminator="\n")
+        table.writerow(["path", "reason"])
+        table.writerows([shown(path), shown(reason)] for path, reason in rows)

@@ -1,0 +1,38 @@
+"""Job: draw a figure, make a table or write the ledger of a preset."""
+
+import importlib
+import time
+from pathlib import Path
+
+from attngeo.config import Preset
+from attngeo.paper.targets import TARGETS
+from attngeo.tracking.mlflow_run import log_job
+
+
+def draw(preset: Preset, name: str, code_digest: str) -> list[Path]:
+    """Make one target from the files under results/<preset>; return the files written."""
+    started = time.monotonic()
+    target = TARGETS[name]
+    inputs = [preset.results / path for path in target.inputs(preset)]
+    outputs = [preset.results / path for path in target.outputs]
+    module = importlib.import_module(target.module)
+    if target.kind == "page":
+        module.write_page(preset.name, preset.results, outputs[0])
+    else:
+        from attngeo.paper import render
+
+        stem = preset.results / f"{target.kind}s" / name
+        if target.kind == "figure":
+            render.write_figure(module.draw(inputs), stem)
+        else:
+            render.write_table(module.tabulate(inputs), stem)
+    log_job(
+        preset.root,
+        "Figures and tables",
+        name,
+        params={"target": name, "preset": preset.name, "inputs": len(inputs)},
+        metrics={"wall_s": time.monotonic() - started},
+        artifacts=outputs,
+        tags={"attngeo.kind": target.kind, "attngeo.preset": preset.name, "attngeo.code_digest": code_digest},
+    )
+    return outputs

@@ -1,0 +1,89 @@
+"""Job: one training run of a preset's run sheet."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import timm
+
+from attngeo.config import Preset
+from attngeo.data.batches import open_batches
+from attngeo.evaluation.macs import count_macs
+from attngeo.models import registry  # noqa: F401  names the models to timm, and puts their code into this job's digest
+from attngeo.tracking.mlflow_run import MlflowObserver
+from attngeo.tracking.provenance import provenance
+from attngeo.training.loop import train
+from attngeo.training.seeding import seed_everything
+
+
+def train_run(preset: Preset, run_id: str, code_digest: str, *, out: Path | None = None) -> dict[str, Any]:
+    """Train a run of the sheet, resumed from its newest checkpoint if it was stopped; return what final.json holds."""
+    row = preset.run(run_id)
+    recipe = preset.recipes[row.recipe]
+    resources = preset.resources.train
+    manifest = preset.results / "data" / row.dataset / "manifest.json"
+    run_dir = out or preset.results / "runs" / run_id
+    scratch = preset.results / ".scratch" / f"{run_id}-{code_digest}"
+
+    loader = preset.datasets[row.dataset].loader
+    shared = {"seed": row.seed, "image_size": recipe.image_size, "loader": loader}
+    training = open_batches(
+        manifest,
+        "train",
+        batch_size=recipe.batch_size,
+        augment=True,
+        images_per_epoch=recipe.images_per_epoch,
+        **shared,
+    )
+    validation = open_batches(manifest, "val", batch_size=recipe.eval_batch_size, augment=False, **shared)
+
+    seed_everything(row.seed)
+    model = timm.create_model(
+        row.model,
+        num_classes=training.num_classes,
+        img_size=recipe.image_size,
+        attention=row.attention or None,
+        drop_path_rate=recipe.drop_path,
+    )
+    info = {
+        "digest": code_digest,
+        "run_id": run_id,
+        "preset": preset.name,
+        "model": row.model,
+        "attention": row.attention_kind,
+        "attention_of_stages": model.attention_kinds(),
+        "dataset": row.dataset,
+        "recipe": row.recipe,
+        "seed": row.seed,
+        "feeds": list(row.feeds),
+        **count_macs(model, recipe.image_size),
+        "provenance": provenance(code_digest, root=preset.root),
+    }
+    observer = MlflowObserver(
+        preset.root,
+        "LaplacianFormer",
+        run_id,
+        tags={
+            "attngeo.kind": "training",
+            "attngeo.preset": preset.name,
+            "attngeo.attention": row.attention_kind,
+            "attngeo.dataset": row.dataset,
+            "attngeo.seed": str(row.seed),
+            "attngeo.code_digest": code_digest,
+            "attngeo.git_revision": info["provenance"]["git_revision"],
+        },
+        scratch=scratch,
+    )
+    return train(
+        model,
+        training,
+        validation,
+        recipe,
+        seed=row.seed,
+        run_dir=run_dir,
+        scratch=scratch,
+        threads=resources.threads,
+        device=resources.device,
+        observers=(observer,),
+        info=info | {"recipe_values": asdict(recipe)},
+    )

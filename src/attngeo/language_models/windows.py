@@ -1,0 +1,103 @@
+"""Cuts real text, or a set of images, into the windows that a model is analysed on."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attngeo.errors import UserError
+from attngeo.language_models.loading import LoadedModel
+
+# A token is nearly always under eight characters, so that one text can fill every window without being read to its end.
+_CHARACTERS_PER_TOKEN = 8
+
+
+def text_windows(
+    loaded: LoadedModel, texts: str | Sequence[str] | Tensor, windows: int, window_tokens: int
+) -> list[Tensor]:
+    """At most `windows` windows of exactly `window_tokens` token ids (int64), spread evenly over the texts.
+
+    No window spans two texts, and none is padded. The model's special tokens stand around each window and count in it.
+    Texts too short for a window are left out with a warning. A tensor [n, N] is taken as ready windows of token ids.
+
+    Raises UserError if no window can be filled, the window exceeds the model's positions, or there is no tokenizer.
+    """
+    if isinstance(texts, Tensor):
+        if texts.dim() != 2 or texts.is_floating_point():
+            raise TypeError(
+                f"token ids must be an integer tensor [windows, tokens], not {texts.dtype} {list(texts.shape)}"
+            )
+        return list(texts[:windows].long())
+    if window_tokens < 1 or windows < 1:
+        raise UserError(
+            f"{windows} windows of {window_tokens} tokens hold nothing", "ask for at least 1 window of 1 token"
+        )
+    positions = getattr(loaded.model.config, "max_position_embeddings", None)
+    if positions is not None and window_tokens > positions:
+        raise UserError(
+            f"a window of {window_tokens} tokens exceeds the {positions} positions of {loaded.id}",
+            "lower window_tokens",
+        )
+    if loaded.tokenizer is None:
+        raise UserError(f"the folder of {loaded.id} has no tokenizer", "add its tokenizer files, or give token ids")
+    prefix, suffix = _special_tokens(loaded.tokenizer)
+    length = window_tokens - len(prefix) - len(suffix)
+    if length < 1:
+        raise UserError(
+            f"a window of {window_tokens} tokens has no room beside {len(prefix) + len(suffix)} special tokens",
+            "raise window_tokens",
+        )
+    candidates: list[list[int]] = []
+    short = 0
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    for text in texts:
+        start = text[: _CHARACTERS_PER_TOKEN * window_tokens * windows]
+        ids = loaded.tokenizer(start, add_special_tokens=False, verbose=False)["input_ids"] if start.strip() else []
+        whole = len(ids) // length
+        short += whole == 0
+        candidates += [ids[cut * length : (cut + 1) * length] for cut in range(whole)]
+    if short:
+        warnings.warn(
+            f"{short} of {len(texts)} texts are shorter than a window of {window_tokens} tokens", stacklevel=2
+        )
+    if not candidates:
+        raise UserError(
+            f"none of the {len(texts)} texts fills a window of {window_tokens} tokens",
+            "give longer texts or lower window_tokens",
+        )
+    return [torch.tensor(prefix + candidates[pick] + suffix) for pick in _spread(len(candidates), windows)]
+
+
+def image_windows(loaded: LoadedModel, images: Tensor, windows: int) -> list[Tensor]:
+    """At most `windows` images [3, H, W], one a window, spread evenly over a normalised float tensor [n, 3, H, W]."""
+    if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point():
+        raise TypeError(f"images must be a float tensor [n, 3, H, W], not {images.dtype} {list(images.shape)}")
+    if len(images) == 0 or windows < 1:
+        raise UserError(
+            f"{windows} windows of {len(images)} images hold nothing", "give at least one image and one window"
+        )
+    patch = loaded.model.config.patch_size
+    if images.shape[2] < patch or images.shape[3] < patch:
+        raise UserError(
+            f"images of {list(images.shape[2:])} are smaller than one patch of {patch}", "resize the images"
+        )
+    return [images[pick] for pick in _spread(len(images), windows)]
+
+
+def _spread(available: int, wanted: int) -> list[int]:
+    """`wanted` indices spread evenly over `available`, all of them if there are fewer."""
+    if wanted >= available:
+        return list(range(available))
+    return [int((2 * place + 1) * available / (2 * wanted)) for place in range(wanted)]
+
+
+def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Ids that the tokenizer puts before and after a text, seen on a probe."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    full = tokenizer("a")["input_ids"]
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return full[:start], full[start + len(bare) :]
+    raise ValueError("the tokenizer changes a text's own tokens when it adds special ones")

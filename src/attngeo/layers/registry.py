@@ -1,0 +1,126 @@
+"""Attention kinds by name, resolved lazily by string, so that naming a kind imports neither torch nor other kinds."""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from attngeo.errors import UserError
+
+ATTENTION_KINDS: dict[str, str] = {
+    "softmax": "attngeo.layers.softmax:SoftmaxAttention",
+    "softmax_sr": "attngeo.layers.softmax:SpatialReductionAttention",
+    "gaussian": "attngeo.layers.gaussian:GaussianAttention",
+    "laplacian": "attngeo.layers.laplacian:LaplacianAttention",
+    "riemannian": "attngeo.layers.riemannian:RiemannianAttention",
+}
+
+_CONSTRUCTOR_ARGUMENTS = ("self", "dim", "heads", "landmarks")
+
+
+def register_attention(kind: str, target: str) -> None:
+    """Give the class at `target` ("package.module:Class" or "path/to/file.py:Class") the short name `kind`.
+
+    UserError if `target` has no class part, or if the name is taken by another target.
+    """
+    if not _is_target(target):
+        raise UserError(
+            f"attention target {target!r} names no class",
+            'write it as "package.module:Class" or "path/to/file.py:Class"',
+        )
+    if ATTENTION_KINDS.get(kind, target) != target:
+        raise UserError(
+            f"attention kind {kind!r} is already {ATTENTION_KINDS[kind]!r}", "register yours under another name"
+        )
+    ATTENTION_KINDS[kind] = target
+
+
+def attention_class(kind: str) -> type:
+    """Import and return the class of a registered kind, or of a target given in place of a kind.
+
+    UserError if the kind, the module, the file or the class does not exist.
+    """
+    target = ATTENTION_KINDS.get(kind, kind if _is_target(kind) else None)
+    if target is None:
+        raise UserError(
+            f"unknown attention kind {kind!r}",
+            f"choose one of {', '.join(ATTENTION_KINDS)}, or name your own class as path/to/file.py:Class",
+        )
+    place, _, class_name = target.rpartition(":")
+    module = _module_from_file(Path(place)) if place.endswith(".py") else _module_by_name(place)
+    found = getattr(module, class_name, None)
+    if not inspect.isclass(found):
+        raise UserError(f"attention target {target!r}: {place} has no class {class_name!r}", "correct the class name")
+    return found
+
+
+def attention_options(kind: str) -> tuple[str, ...]:
+    """Names of the options that a kind's constructor accepts beside dim, heads and landmarks."""
+    parameters = inspect.signature(attention_class(kind)).parameters
+    return tuple(
+        name
+        for name, parameter in parameters.items()
+        if name not in _CONSTRUCTOR_ARGUMENTS and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    )
+
+
+def build_attention(kind: str, dim: int, heads: int, *, landmarks: tuple[int, int], **options: Any) -> Any:
+    """Construct one attention layer of a kind; UserError names an option that the kind does not have."""
+    cls = attention_class(kind)
+    signature = inspect.signature(cls)
+    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values()):
+        accepted = attention_options(kind)
+        unknown = [name for name in options if name not in accepted]
+        if unknown:
+            raise UserError(
+                f"attention kind {kind!r} has no option {', '.join(map(repr, unknown))}",
+                f"its options are: {', '.join(accepted) or 'none'}",
+            )
+    layer = cls(dim, heads, landmarks=landmarks, **options)
+    if not isinstance(getattr(layer, "kind", None), str):
+        raise UserError(
+            f"attention class {cls.__name__} of {kind!r} does not say its kind",
+            f'give the class an attribute, for example: kind = "{cls.__name__.lower()}"',
+        )
+    return layer
+
+
+def _is_target(text: str) -> bool:
+    place, colon, class_name = text.rpartition(":")
+    return bool(place and colon and class_name.isidentifier())
+
+
+def _module_by_name(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise
+        raise UserError(
+            f"attention module {name!r} cannot be imported", "install it, or name a file: path/to/file.py:Class"
+        ) from error
+
+
+def _module_from_file(path: Path) -> ModuleType:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise UserError(f"attention file {path} does not exist", "correct the path (relative to the current folder)")
+    # The name is derived from the place, so that a class loaded twice is the same class and can be pickled.
+    name = f"attngeo_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"attention file {path} cannot be loaded as Python", "give a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,113 @@
+"""Which implementation of an operator runs, why, and a record of what really ran."""
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from attngeo.errors import UserError
+
+try:
+    import attngeo_ext
+except ImportError as error:
+    _extension: ModuleType | None = None
+    _extension_problem = f"extension not installed ({error})"
+else:
+    _extension = attngeo_ext
+    _extension_problem = attngeo_ext.problem or ""
+
+BACKENDS = ("auto", "naive", "compiled")
+OPERATORS = (
+    "laplacian_kernel",
+    "gaussian_kernel",
+    "newton_schulz_inverse",
+    "spd_inverse",
+    "nystrom_attention",
+    "low_rank_metric",
+)
+# Half precision is there because it is computed in float32.
+_COMPILED_DTYPES = {"laplacian_kernel": (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
+
+_ran: dict[str, set[str]] = {}
+
+
+# Under torch.compile the two functions below run once, while tracing: their answers cannot change within a process.
+@torch.compiler.assume_constant_result
+def _device_problem(device: str, index: int) -> str:
+    """Why the extension has no kernel for this device, or an empty string."""
+    if _extension is None or _extension_problem:
+        return _extension_problem
+    if device == "cpu":
+        return ""
+    if device == "cuda":
+        return str(_extension.cuda_problem(index))
+    return f"the extension has no kernels for {device}"
+
+
+@torch.compiler.assume_constant_result
+def _note(op: str, choice: str, device: str, index: int, why: str) -> None:
+    if choice == "compiled" and _extension is not None:
+        what = f"compiled {_extension.variant(device, index)}"
+    else:
+        what = f"naive {device}" + (f" ({why})" if why else "")
+    _ran.setdefault(op, set()).add(what)
+
+
+def why_not_compiled(op: str, tensors: Sequence[Tensor]) -> str:
+    """Why `op` cannot run compiled on these tensors, or an empty string if it can."""
+    dtypes = _COMPILED_DTYPES.get(op)
+    if dtypes is None:
+        return "no compiled form exists"
+    for tensor in tensors:
+        if tensor.device != tensors[0].device:
+            return "the tensors are on different devices"
+        if tensor.dtype not in dtypes:
+            return f"no compiled form for {tensor.dtype}"
+    device = tensors[0].device
+    return _device_problem(device.type, device.index or 0)
+
+
+def resolve(op: str, backend: str, *tensors: Tensor) -> str:
+    """Choose "naive" or "compiled" for this call and record it; UserError if "compiled" is asked for and missing.
+
+    "auto" takes the compiled form wherever the extension has one for the operator, type and device.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    why = "" if backend == "naive" else why_not_compiled(op, tensors)
+    if backend == "compiled" and why:
+        fixable = op in _COMPILED_DTYPES and bool(_extension_problem)
+        raise UserError(
+            f"{op}: backend='compiled' is not available: {why}",
+            "run `make env`" if fixable else "use backend='auto' or backend='naive'",
+        )
+    choice = "naive" if backend == "naive" or why else "compiled"
+    device = tensors[0].device
+    _note(op, choice, device.type, device.index or 0, why if op in _COMPILED_DTYPES else "")
+    return choice
+
+
+def ran() -> dict[str, str]:
+    """What really ran in this process: operator -> for example "compiled cpu avx512"; several are joined by " + "."""
+    return {op: " + ".join(sorted(_ran[op])) for op in sorted(_ran)}
+
+
+def table() -> list[tuple[str, str, str, str]]:
+    """Rows (operator, backend, device, state) of every operator, where the state says why a form is unavailable."""
+    devices = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    rows = []
+    for op in OPERATORS:
+        rows.append((op, "naive", "any", "available"))
+        if op not in _COMPILED_DTYPES:
+            rows.append((op, "compiled", "-", "no compiled form exists"))
+            continue
+        for name in devices:
+            device = torch.device(name)
+            why = _device_problem(device.type, device.index or 0)
+            if not why and _extension is not None:
+                state = f"available, chosen by auto ({_extension.variant(device.type, device.index or 0)})"
+            else:
+                state = f"unavailable: {why}"
+            rows.append((op, "compiled", name, state))
+    return rows

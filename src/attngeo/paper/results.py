@@ -1,0 +1,150 @@
+"""Read the files of a preset's results folder as frames, and say in words what was read."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attngeo.errors import UserError
+from attngeo.files import decode_non_finite, read_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FOLDERS_OF_A_PRESET = ("runs", "analyses")
+_COST_COLUMNS = ("parameters", "gmac", "gmac_with_apart")
+_FINAL_REQUIRED = ("run_id", "model", "attention", "dataset", "seed", "accuracy", "n_eval", "feeds")
+_EPOCH_REQUIRED = ("epoch", "images_seen", "train_loss", "val_top1")
+
+
+def results_folder(paths: Iterable[Path]) -> Path:
+    """The folder results/<preset> that the result files lie in; UserError when they do not share one."""
+    folders = set()
+    for path in paths:
+        parents = [parent for parent in path.parents if parent.name in _FOLDERS_OF_A_PRESET]
+        if not parents:
+            raise UserError(f"{path} does not lie in a results folder", "give files under results/<preset>/")
+        folders.add(parents[-1].parent)
+    if len(folders) != 1:
+        raise UserError(
+            f"the result files come from {len(folders)} results folders", "give the files of exactly one preset"
+        )
+    return folders.pop()
+
+
+def preset_name(paths: Iterable[Path]) -> str:
+    """Name of the preset whose results folder holds the files."""
+    return results_folder(paths).resolve().name
+
+
+def read_finals(paths: Iterable[Path]) -> "pd.DataFrame":
+    """The final.json of every run among `paths`, a row a run, sorted by data set, attention, seed and run.
+
+    Entries that are themselves tables (loader, ran) stay in the frame as dictionaries. The counts of the cost become
+    columns gmac, and gmac_with_apart with what the counting rule lists apart.
+    """
+    import pandas as pd
+
+    rows = []
+    for path in sorted(path for path in paths if path.name == "final.json"):
+        final = read_json(path)
+        _require(path, final, _FINAL_REQUIRED)
+        counts = final.get("macs", final)
+        _require(path, counts, ("parameters", "total", "total_with_apart"))
+        costs = (counts["parameters"], counts["total"] / 1e9, counts["total_with_apart"] / 1e9)
+        rows.append(final | dict(zip(_COST_COLUMNS, costs, strict=True)))
+    frame = pd.DataFrame(rows, columns=None if rows else [*_FINAL_REQUIRED, *_COST_COLUMNS])
+    return frame.sort_values(["dataset", "attention", "seed", "run_id"], kind="stable", ignore_index=True)
+
+
+def read_epochs(paths: Iterable[Path]) -> "pd.DataFrame":
+    """The metrics.jsonl of every run among `paths`, a row a run and epoch, with the run's id."""
+    import pandas as pd
+
+    rows = []
+    for path in sorted(path for path in paths if path.name == "metrics.jsonl"):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                epoch = decode_non_finite(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise UserError(
+                    f"{path}: line {number} is not JSON ({error})", "delete the run's folder and run snakemake again"
+                ) from error
+            _require(path, epoch, _EPOCH_REQUIRED)
+            rows.append({"run_id": path.parent.name, **epoch})
+    return pd.DataFrame(rows, columns=None if rows else ["run_id", *_EPOCH_REQUIRED])
+
+
+def read_published(name: str) -> "pd.DataFrame":
+    """A transcribed table of published numbers from the package's `published` folder."""
+    import pandas as pd
+
+    with (files("attngeo.paper") / "published" / name).open(encoding="utf-8") as stream:
+        return pd.read_csv(stream)
+
+
+def summarise(frame: "pd.DataFrame", by: Sequence[str], column: str) -> "pd.DataFrame":
+    """Mean, sample standard deviation (NaN for one value), n of the finite values and count of the others, by group."""
+    import pandas as pd
+
+    rows = []
+    for key, group in frame.groupby(list(by), sort=True):
+        values = pd.to_numeric(group[column])
+        finite = values[values.map(math.isfinite)]
+        rows.append(
+            {
+                **dict(zip(by, key, strict=True)),
+                "mean": finite.mean() if len(finite) else math.nan,
+                "std": finite.std(ddof=1) if len(finite) > 1 else math.nan,
+                "n": len(finite),
+                "non_finite": len(values) - len(finite),
+            }
+        )
+    return pd.DataFrame(rows, columns=[*by, "mean", "std", "n", "non_finite"])
+
+
+def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
+    """The frame's rows as dictionaries of plain values."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict(orient="records")]
+
+
+def count_non_finite(values: "pd.Series[Any]") -> int:
+    """How many values are NaN or infinite."""
+    return int(sum(not math.isfinite(value) for value in values))
+
+
+def listed(names: Iterable[Any], *, limit: int = 4) -> str:
+    """Distinct names, sorted and shortened: "a, b, c and 9 more"."""
+    distinct = sorted({str(name) for name in names})
+    if len(distinct) <= limit:
+        return ", ".join(distinct)
+    return f"{', '.join(distinct[:limit])} and {len(distinct) - limit} more"
+
+
+def span(values: Iterable[int]) -> str:
+    """The smallest and the largest count as text: "3" or "2 to 3"."""
+    distinct = sorted(set(values))
+    if not distinct:
+        return "0"
+    return str(distinct[0]) if len(distinct) == 1 else f"{distinct[0]} to {distinct[-1]}"
+
+
+def made_from(preset: str, finals: "pd.DataFrame") -> str:
+    """Caption sentence: preset, device and runs."""
+    device = f" on {listed(finals['device'])}" if "device" in finals and len(finals) else ""
+    return f"Preset {preset}{device}; runs {listed(finals['run_id'])}." if len(finals) else f"Preset {preset}; no runs."
+
+
+def non_finite_sentence(count: int) -> str:
+    """Caption sentence that owns up to values that could not be drawn; empty if there are none."""
+    if not count:
+        return ""
+    return f" {count} value{'s were' if count > 1 else ' was'} not finite and could not be drawn."
+
+
+def _require(path: Path, entries: dict[str, Any], names: Iterable[str]) -> None:
+    missing = [name for name in names if name not in entries]
+    if missing:
+        raise UserError(f"{path} lacks {', '.join(missing)}", "delete the run's folder and run snakemake again")

@@ -1,0 +1,161 @@
+"""One look for every figure: sizes of a conference page, series told apart by colour, marker, line and lightness."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+import matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RASTERISE_ABOVE = 2000
+_HASH_SALT = "attngeo"
+
+
+@dataclass(frozen=True)
+class Series:
+    """How one series is drawn; `dashes` is a line style that matplotlib understands."""
+
+    label: str
+    color: str
+    marker: str
+    dashes: Any
+
+    def line(self, **changes: Any) -> dict[str, Any]:
+        """Keyword arguments for `Axes.plot`."""
+        return {"color": self.color, "marker": self.marker, "linestyle": self.dashes, "label": self.label} | changes
+
+    def points(self, **changes: Any) -> dict[str, Any]:
+        """Keyword arguments for `Axes.plot` without a line."""
+        return self.line(linestyle="none") | changes
+
+
+# Hues of Okabe and Ito, moved apart in lightness so that grey print and colour-blind readers keep the order.
+ATTENTION = {
+    "softmax": Series("softmax", "#000000", "o", "-"),
+    "gaussian": Series("Gaussian", "#0B4F9E", "s", (0, (4, 1.5))),
+    "laplacian": Series("Laplacian", "#D55E00", "^", "-"),
+    "riemannian": Series("Riemannian", "#3DB0A0", "D", (0, (4, 1.2, 1, 1.2))),
+    "softmax_sr": Series("softmax, spatial reduction", "#E6B800", "v", (0, (1, 1.2))),
+}
+CONTROL = {
+    "trained": Series("trained", "#D55E00", "o", "-"),
+    "null": Series("shape-matched null", "#7A7A7A", "s", (0, (4, 1.5))),
+    "random_init": Series("random init", "#0B4F9E", "^", (0, (1, 1.2))),
+    "excess": Series("excess over null", "#000000", "D", "-"),
+}
+_SPARE = (
+    ("#000000", "o", "-"),
+    ("#D55E00", "^", (0, (4, 1.5))),
+    ("#0B4F9E", "s", (0, (4, 1.2, 1, 1.2))),
+    ("#3DB0A0", "D", (0, (1, 1.2))),
+    ("#E6B800", "v", "-"),
+    ("#8C4A7D", "P", (0, (4, 1.5))),
+    ("#A9B8CC", "X", (0, (1, 1.2))),
+)
+
+
+def series_for(names: Iterable[str], known: dict[str, Series] | None = None) -> dict[str, Series]:
+    """A series for each name, in the known names' order and then sorted; unknown names take spare styles in turn."""
+    known = ATTENTION if known is None else known
+    wanted = set(names)
+    chosen = {name: series for name, series in known.items() if name in wanted}
+    taken = {(series.color, series.marker) for series in chosen.values()}
+    spare = [style for style in _SPARE if style[:2] not in taken] or list(_SPARE)
+    for index, name in enumerate(sorted(wanted - set(known))):
+        color, marker, dashes = spare[index % len(spare)]
+        chosen[name] = Series(name, color, marker, dashes)
+    return chosen
+
+
+def _settings() -> dict[str, Any]:
+    from tueplots import axes, fontsizes
+
+    return {
+        **fontsizes.iclr2024(default_smaller=1),
+        **axes.lines(),
+        # Fonts that matplotlib carries itself: the same letters on a machine without LaTeX or system fonts.
+        "font.family": "STIXGeneral",
+        "mathtext.fontset": "stix",
+        "text.usetex": False,
+        "pdf.fonttype": 42,
+        "ps.fonttype": 42,
+        "svg.fonttype": "none",
+        "svg.hashsalt": _HASH_SALT,
+        "savefig.dpi": 220,
+        "savefig.pad_inches": 0.02,
+        "lines.markersize": 3.2,
+        "lines.markeredgewidth": 0.4,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.color": "#E4E4E4",
+        "grid.linewidth": 0.4,
+        "legend.frameon": False,
+        "legend.handlelength": 2.4,
+        "legend.columnspacing": 1.2,
+        "axes.formatter.use_mathtext": True,
+        "path.simplify": True,
+    }
+
+
+@contextmanager
+def paper_style() -> Iterator[None]:
+    """Draw and save in the paper's look, whatever matplotlibrc, MPLBACKEND or the caller has set."""
+    # The backend is left alone: these figures never use pyplot, and a bad MPLBACKEND must not stop them.
+    defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
+    with matplotlib.rc_context(rc=cast(Any, {**defaults, **_settings()})):
+        yield
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a draw function so that it runs in `paper_style`."""
+
+    @wraps(draw)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> R:
+        with paper_style():
+            return draw(*args, **kwargs)
+
+    return inside
+
+
+def new_figure(rows: int = 1, columns: int = 1, *, height_to_width: float = 0.72) -> "tuple[Figure, list[list[Axes]]]":
+    """A figure across the text width (5.5 in) with rows x columns axes; made without pyplot, so without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from tueplots import figsizes
+
+    size = figsizes.iclr2024(nrows=rows, ncols=columns, height_to_width_ratio=height_to_width)["figure.figsize"]
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, [list(row) for row in axes]
+
+
+def legend_below(figure: "Figure", axes: "Iterable[Axes]", *, columns: int = 4) -> None:
+    """One legend under all panels, each label once, in the order of first appearance."""
+    handles: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if handles:
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside lower center", ncols=min(columns, len(handles))
+        )
+
+
+def panel_title(axis: "Axes", index: int, text: str) -> None:
+    """Left-aligned title "(a) text"."""
+    axis.set_title(f"({chr(ord('a') + index)}) {text}", loc="left")
+
+
+def scatter_points(axis: "Axes", x: Any, y: Any, **style: Any) -> None:
+    """Plot points; above `RASTERISE_ABOVE` of them they become pixels while axes and text stay vectors."""
+    axis.plot(x, y, linestyle="none", rasterized=len(x) > RASTERISE_ABOVE, **style)

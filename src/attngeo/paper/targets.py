@@ -1,0 +1,204 @@
+"""Every figure, table and page that can be made, and the result files each needs; imports neither torch nor pandas."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class RunRow(Protocol):
+    """One training run of a preset; `feeds` names the targets that show it."""
+
+    run_id: str
+    model: str
+    dataset: str
+    seed: int
+    feeds: tuple[str, ...]
+
+
+class AnalysedModel(Protocol):
+    """One pretrained model of a preset."""
+
+    id: str
+
+
+class Preset(Protocol):
+    """What this module reads of a preset; `vision_models`, where a preset has them, are walked like language models."""
+
+    name: str
+    runs: Sequence[RunRow]
+    language_models: Sequence[AnalysedModel]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure, a table or a page of the paper.
+
+    `inputs(preset)` lists files relative to results/<preset>/; `data_files` are read from the package's `paper` folder
+    and belong, like the module, to what decides whether the target must be made again.
+    """
+
+    name: str
+    number: int
+    kind: str
+    title: str
+    module: str
+    caption_file: str
+    claim_ids: tuple[str, ...]
+    inputs: Callable[[Preset], list[str]]
+    data_files: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Files that this target writes, relative to results/<preset>/."""
+        if self.kind == "page":
+            return (f"{self.name}.html",)
+        endings = ("pdf", "png", "csv", "caption.txt") if self.kind == "figure" else ("csv", "md", "tex", "caption.txt")
+        return tuple(f"{self.kind}s/{self.name}.{ending}" for ending in endings)
+
+
+INJECTIVITY = "analyses/injectivity.json"
+VARIATIONAL = "analyses/variational.json"
+
+
+def connection_walk_file(model_id: str) -> str:
+    """Record file of one pretrained model's connection walk."""
+    return f"analyses/connection_walk/{model_id}.json"
+
+
+def connection_walk_files(preset: Preset) -> list[str]:
+    """Record files of every pretrained model of the preset."""
+    models = [*preset.language_models, *getattr(preset, "vision_models", ())]
+    return [connection_walk_file(model.id) for model in models]
+
+
+def run_files(preset: Preset, target: str, names: tuple[str, ...]) -> list[str]:
+    """The named files of every run that feeds the target."""
+    return [f"runs/{run.run_id}/{name}" for run in preset.runs if target in run.feeds for name in names]
+
+
+def ledger_files(preset: Preset) -> list[str]:
+    """Everything that a verdict may rest on: every analysis and every run's final record."""
+    finals = [f"runs/{run.run_id}/final.json" for run in preset.runs]
+    return [*finals, INJECTIVITY, VARIATIONAL, *connection_walk_files(preset)]
+
+
+def _fig2_inputs(preset: Preset) -> list[str]:
+    return run_files(preset, "fig2", ("metrics.jsonl", "final.json"))
+
+
+def _fig3_inputs(preset: Preset) -> list[str]:
+    return run_files(preset, "fig3", ("final.json",))
+
+
+def _tab1_inputs(preset: Preset) -> list[str]:
+    return run_files(preset, "tab1", ("final.json",))
+
+
+def _injectivity_inputs(preset: Preset) -> list[str]:
+    return [INJECTIVITY]
+
+
+def _variational_inputs(preset: Preset) -> list[str]:
+    return [VARIATIONAL]
+
+
+def _figure(
+    number: int,
+    module: str,
+    title: str,
+    claim_ids: tuple[str, ...],
+    inputs: Callable[[Preset], list[str]],
+    data_files: tuple[str, ...] = (),
+) -> Target:
+    name = f"fig{number}"
+    return Target(
+        name,
+        number,
+        "figure",
+        title,
+        f"attngeo.paper.figures.{module}",
+        f"workflow/report/{name}.rst",
+        claim_ids,
+        inputs,
+        data_files,
+    )
+
+
+def _table(
+    number: int,
+    module: str,
+    title: str,
+    claim_ids: tuple[str, ...],
+    inputs: Callable[[Preset], list[str]],
+    data_files: tuple[str, ...] = (),
+) -> Target:
+    name = f"tab{number}"
+    return Target(
+        name,
+        number,
+        "table",
+        title,
+        f"attngeo.paper.tables.{module}",
+        f"workflow/report/{name}.rst",
+        claim_ids,
+        inputs,
+        data_files,
+    )
+
+
+FIGURES: dict[str, Target] = {
+    target.name: target
+    for target in (
+        _figure(2, "fig02_training_curves", "Training curves of every attention kind", ("P2.f",), _fig2_inputs),
+        _figure(
+            3,
+            "fig03_accuracy_cost",
+            "Accuracy against cost, published and ours",
+            ("P2.f",),
+            _fig3_inputs,
+            ("published/imagenet.csv",),
+        ),
+        _figure(
+            7, "fig07_injectivity", "Injectivity of attention matrices against capacity", ("P2.c",), _injectivity_inputs
+        ),
+        _figure(10, "fig10_transport_isometry", "Transport isometry by depth", ("P3.e", "P3.f"), connection_walk_files),
+        _figure(
+            16,
+            "fig16_variational",
+            "Attention flow as the solution of a variational problem",
+            ("P1.a", "P1.b", "P1.c"),
+            _variational_inputs,
+        ),
+    )
+}
+
+TABLES: dict[str, Target] = {
+    target.name: target
+    for target in (
+        _table(
+            1,
+            "tab01_classification",
+            "Classification: paper, public baselines, ours",
+            ("P2.f",),
+            _tab1_inputs,
+            ("published/imagenet.csv",),
+        ),
+        _table(9, "tab09_ledger", "The ledger of claims", (), ledger_files, ("claims.yaml",)),
+    )
+}
+
+PAGES: dict[str, Target] = {
+    "claims": Target(
+        "claims",
+        0,
+        "page",
+        "The ledger of claims",
+        "attngeo.paper.claims",
+        "workflow/report/claims.rst",
+        (),
+        ledger_files,
+        ("claims.yaml", "ledger_page.html"),
+    )
+}
+
+TARGETS: dict[str, Target] = {**FIGURES, **TABLES, **PAGES}

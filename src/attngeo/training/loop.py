@@ -1,0 +1,88 @@
+"""The training loop: a run killed at any moment and started again ends with the same bits as one left alone."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from attngeo.training import checkpoint
+from attngeo.training.interruption import Interrupted, Interruption
+from attngeo.training.protocols import Batches, Observer
+from attngeo.training.recipe import Recipe
+from attngeo.training.run import Run
+from attngeo.training.seeding import reproducible
+
+
+def train(
+    model: nn.Module,
+    train_batches: Batches,
+    val_batches: Batches,
+    recipe: Recipe,
+    *,
+    seed: int,
+    run_dir: Path,
+    scratch: Path,
+    threads: int,
+    device: str = "cpu",
+    observers: Sequence[Observer] = (),
+    info: dict[str, Any] | None = None,
+    checkpoint_every_s: float = 60.0,
+) -> dict[str, Any]:
+    """Train `model`, or go on with the run whose checkpoints are in `scratch`; return what final.json holds.
+
+    Writes run_dir/{metrics.jsonl, weights.safetensors, final.json}; the weights are the averaged ones, which are also
+    the ones evaluated. Checkpoints go to `scratch` at the end of every epoch, every `checkpoint_every_s` seconds, and
+    on SIGTERM or Ctrl-C; `scratch` is removed when the run has finished. `info` (run_id, model, attention, digest, ...)
+    goes into final.json and to the observers as it is.
+    On a CPU the result is the same, bit for bit, however often the run was interrupted; wall times are excepted.
+
+    Raises UserError for a non-finite loss or gradient (unless the recipe skips them), for a full disk, and for a
+    checkpoint of another thread count, seed, recipe or digest; Interrupted (status 128 + signal) after a signal.
+    """
+    with checkpoint.claim(scratch), reproducible(threads, device), Interruption() as stop:
+        try:
+            run = Run(
+                model=model,
+                train_batches=train_batches,
+                val_batches=val_batches,
+                recipe=recipe,
+                seed=seed,
+                run_dir=run_dir,
+                scratch=scratch,
+                threads=threads,
+                device=device,
+                observers=observers,
+                info=dict(info or {}),
+                checkpoint_every_s=checkpoint_every_s,
+                stop=stop,
+            )
+            resumed = run.resume()
+            for observer in observers:
+                observer.on_start(run.parameters(), resumed)
+            final = _run_to_the_end(run)
+        except Interrupted as interrupted:
+            for observer in observers:
+                observer.on_stop("KILLED", interrupted.reason)
+            raise
+        except BaseException as error:
+            for observer in observers:
+                observer.on_stop("FAILED", f"{type(error).__name__}: {error}")
+            raise
+        for observer in observers:
+            observer.on_end(final)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return final
+
+
+def _run_to_the_end(run: Run) -> dict[str, Any]:
+    """Train and evaluate what is left; an interrupted run is saved first."""
+    try:
+        while run.epoch < run.recipe.epochs:
+            run.train_epoch()
+            run.evaluate_epoch()
+        return run.finish()
+    except Interrupted:
+        run.save()
+        raise

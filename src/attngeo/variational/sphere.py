@@ -1,0 +1,109 @@
+"""Geometry of the unit sphere S^(D-1) in R^D, accurate for coincident and for nearly antipodal points.
+
+Points are unit vectors, tangent vectors at x are orthogonal to x; both have shape [..., D]. A configuration of tokens
+[N, D] is a point of the product of N spheres, on which every function here acts token by token.
+"""
+
+import torch
+from torch import Tensor
+
+# Below this squared angle the series is used: its first dropped term is under 1e-21, so values and the derivatives
+# that automatic differentiation takes of them agree with the closed form to rounding.
+_SERIES_BELOW = 1e-2
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """Inner product over the last axis, which is kept: [..., D], [..., D] -> [..., 1]."""
+    return (x * y).sum(dim=-1, keepdim=True)
+
+
+def project(x: Tensor) -> Tensor:
+    """Nearest point of the sphere, x / |x|; a zero vector has none and gives NaN."""
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+def tangent_projection(x: Tensor, v: Tensor) -> Tensor:
+    """P_x v = v - <x, v> x, the part of v that is tangent at the unit vector x."""
+    return v - dot(x, v) * x
+
+
+def _cos_of_root(square: Tensor) -> Tensor:
+    """cos(sqrt(s)), smooth at s = 0, where differentiating through the square root would give NaN."""
+    small = square < _SERIES_BELOW
+    series = torch.ones_like(square)
+    for k in range(6, 0, -1):
+        series = 1 - square / (2 * k * (2 * k - 1)) * series
+    return torch.where(small, series, torch.cos(torch.sqrt(torch.where(small, torch.ones_like(square), square))))
+
+
+def _sinc_of_root(square: Tensor) -> Tensor:
+    """sin(sqrt(s)) / sqrt(s), smooth at s = 0."""
+    small = square < _SERIES_BELOW
+    series = torch.ones_like(square)
+    for k in range(6, 0, -1):
+        series = 1 - square / (2 * k * (2 * k + 1)) * series
+    root = torch.sqrt(torch.where(small, torch.ones_like(square), square))
+    return torch.where(small, series, torch.sin(root) / root)
+
+
+def exponential(x: Tensor, v: Tensor) -> Tensor:
+    """End of the geodesic that starts at x with velocity v and runs for unit time: cos|v| x + (sin|v| / |v|) v."""
+    square = dot(v, v)
+    return _cos_of_root(square) * x + _sinc_of_root(square) * v
+
+
+def distance(x: Tensor, y: Tensor) -> Tensor:
+    """Angle between x and y in radians, [..., D], [..., D] -> [...].
+
+    2 atan2(|x - y|, |x + y|) keeps full relative accuracy near 0 and near pi, where acos<x, y> loses half the digits.
+    """
+    return 2 * torch.atan2(torch.linalg.vector_norm(x - y, dim=-1), torch.linalg.vector_norm(x + y, dim=-1))
+
+
+def _refuse_antipodes(chord_sum: Tensor, what: str) -> None:
+    if bool((chord_sum == 0).all(dim=-1).any()):
+        raise ValueError(f"antipodal points have no unique {what}")
+
+
+def logarithm(x: Tensor, y: Tensor) -> Tensor:
+    """Velocity at x of the shortest geodesic that reaches y in unit time, the inverse of `exponential` for |v| < pi.
+
+    The direction is P_x y, computed as P_x(y - x) in the near half and P_x(y + x) in the far half: the differences are
+    exact when the points nearly coincide or nearly oppose, P_x y itself is not. ValueError for antipodal points.
+    """
+    _refuse_antipodes(x + y, "logarithm")
+    direction = tangent_projection(x, torch.where(dot(x, y) >= 0, y - x, y + x))
+    sine = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+    coincident = sine == 0
+    angle = distance(x, y).unsqueeze(-1)
+    return torch.where(coincident, torch.ones_like(sine), angle / torch.where(coincident, 1, sine)) * direction
+
+
+def parallel_transport(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+    """Transport the tangent vector v from x to y along the shortest geodesic.
+
+    The transport is the reflection v - 2 <s, v> / <s, s> s with s = x + y, which takes x to -y: an isometry in exact
+    arithmetic for any s, so it does not blow up near antipodes as 1 / (1 + <x, y>) does. ValueError for antipodes.
+    """
+    chord_sum = x + y
+    _refuse_antipodes(chord_sum, "geodesic to transport along")
+    # Only the direction of s matters, and a normalised one cannot underflow when squared.
+    unit = project(chord_sum)
+    return v - 2 * dot(unit, v) * unit
+
+
+def tangent_basis(x: Tensor) -> Tensor:
+    """Orthonormal basis of the tangent space at x, [..., D] -> [..., D, D-1], from a Householder reflection."""
+    size = x.shape[-1]
+    identity = torch.eye(size, dtype=x.dtype, device=x.device)
+    first = identity[0].expand_as(x)
+    # Adding with the sign of the first entry keeps the reflector away from zero.
+    sign = torch.where(x[..., :1] >= 0, 1.0, -1.0).to(x.dtype)
+    unit = project(x + sign * first)
+    reflection = identity - 2 * unit.unsqueeze(-1) * unit.unsqueeze(-2)
+    return reflection[..., 1:]
+
+
+def random_points(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Independent uniform points, shape [..., D]."""
+    return project(torch.randn(*shape, generator=generator, dtype=dtype))

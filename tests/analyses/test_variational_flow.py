@@ -1,0 +1,236 @@
+"""Laws of attention flows, action functionals and their Euler-Lagrange equation."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from attngeo.training.seeding import generator
+from attngeo.variational.euler_lagrange import (
+    euler_lagrange_residual,
+    first_variation_formula,
+    midpoint_action,
+    minimise,
+    relative_residual,
+)
+from attngeo.variational.flow import (
+    ORDERS,
+    energy,
+    energy_gradient,
+    gradient_flow,
+    integrate,
+    one_over_n_flow,
+    softmax_flow,
+    tangency_defect,
+)
+from attngeo.variational.lagrangian import (
+    action,
+    central_difference,
+    deviation,
+    energy_dissipation,
+    energy_imbalance,
+    first_variation,
+    kinetic,
+    path_velocity,
+    quadrature_weights,
+    smooth_variation,
+    varied_path,
+)
+from attngeo.variational.sphere import distance, exponential, random_points, tangent_projection
+from tests.tolerances import (
+    ENERGY_GRADIENT_ROUNDING,
+    FITTED_ORDER,
+    SPHERE_ROUNDING,
+    STENCIL_ROUNDING,
+    TANGENCY,
+)
+
+
+def _tokens(tokens: int, dimension: int, seed: int = 0) -> Tensor:
+    return random_points(tokens, dimension, generator=generator(seed, "test tokens"))
+
+
+@pytest.mark.parametrize(("tokens", "dimension"), [(1, 2), (2, 3), (7, 5)])
+@pytest.mark.parametrize("beta", [0.3, 1.0, 4.0])
+def test_the_flow_scaled_by_one_over_n_squared_is_the_gradient_of_the_energy(
+    tokens: int, dimension: int, beta: float
+) -> None:
+    x = _tokens(tokens, dimension).requires_grad_()
+    (ambient,) = torch.autograd.grad(energy(x, beta), x)
+    expected = tangent_projection(x, ambient)
+    torch.testing.assert_close(energy_gradient(x, beta), expected, atol=ENERGY_GRADIENT_ROUNDING, rtol=1e-12)
+    torch.testing.assert_close(one_over_n_flow(beta)(x), tokens * expected, atol=1e-12, rtol=1e-12)
+
+
+def test_energy_never_decreases_along_the_gradient_flow_and_tokens_cluster() -> None:
+    path = integrate(gradient_flow(1.0), _tokens(5, 3), 0.5, 200)
+    assert (energy(path, 1.0).diff() > -ENERGY_GRADIENT_ROUNDING).all()
+    assert float(distance(path[-1][:1], path[-1][1:]).amax()) < 1e-2
+
+
+def test_softmax_flow_is_tangent_for_random_maps_and_a_single_token() -> None:
+    maps = torch.randn(3, 5, 5, generator=generator(0, "test maps"), dtype=torch.float64)
+    for tokens in (1, 7):
+        x = _tokens(tokens, 5)
+        assert float(tangency_defect(x, softmax_flow(2.0, *maps)(x))) <= TANGENCY
+
+
+def test_flows_are_equivariant_under_rotation_and_permutation() -> None:
+    x = _tokens(7, 5)
+    rotation = torch.linalg.qr(torch.randn(5, 5, generator=generator(0, "test rotation"), dtype=torch.float64)).Q
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    for flow in (gradient_flow(1.5), softmax_flow(1.5)):
+        torch.testing.assert_close(flow(x @ rotation), flow(x) @ rotation, atol=SPHERE_ROUNDING, rtol=0)
+        torch.testing.assert_close(flow(x[order]), flow(x)[order], atol=SPHERE_ROUNDING, rtol=0)
+
+
+def test_a_single_token_rests_under_gradient_flow() -> None:
+    path = integrate(gradient_flow(1.0), _tokens(1, 3), 0.5, 4)
+    torch.testing.assert_close(path, path[:1].expand_as(path), atol=SPHERE_ROUNDING, rtol=0)
+
+
+def test_unknown_integrator_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"heun.*projected_rk4"):
+        integrate(gradient_flow(1.0), _tokens(2, 3), 0.1, 1, "heun")
+
+
+@pytest.mark.parametrize("method", ORDERS)
+def test_integrators_have_their_order_on_a_rotation_whose_flow_is_known(method: str) -> None:
+    turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.5], [0.0, -0.5, 0.0]], dtype=torch.float64)
+    x = _tokens(3, 3)
+    exact = x @ torch.linalg.matrix_exp(turn).mT
+    errors = [
+        float(distance(integrate(lambda y: y @ turn.mT, x, 1 / n, n, method)[-1], exact).amax()) for n in (16, 32)
+    ]
+    # A rotation is so symmetric that the projected steps may do better than their order, never worse.
+    assert math.log2(errors[0] / errors[1]) > ORDERS[method] - FITTED_ORDER
+
+
+@pytest.mark.parametrize("points", [3, 5])
+def test_stencils_are_exact_on_polynomials_of_their_degree(points: int) -> None:
+    time = torch.arange(9, dtype=torch.float64)[:, None, None] / 10
+    degree = points - 1
+    path = time**degree
+    inner = time[points // 2 : 9 - points // 2]
+    first, second = degree * inner ** (degree - 1), degree * (degree - 1) * inner ** (degree - 2)
+    for derivative, expected in ((1, first), (2, second)):
+        found = central_difference(path, 0.1, derivative, points)
+        torch.testing.assert_close(found, expected, atol=STENCIL_ROUNDING, rtol=0)
+
+
+def test_path_velocity_is_exact_to_degree_four_up_to_both_ends() -> None:
+    time = torch.arange(7, dtype=torch.float64)[:, None, None] / 10
+    found = path_velocity(time**4 - time, 0.1)
+    torch.testing.assert_close(found, 4 * time**3 - 1, atol=STENCIL_ROUNDING, rtol=0)
+
+
+def test_paths_too_short_for_a_stencil_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 nodes is too short for a stencil of 5"):
+        central_difference(torch.zeros(4, 1, 2, dtype=torch.float64), 0.1, 1, 5)
+
+
+@pytest.mark.parametrize("intervals", [2, 3, 7, 10])
+def test_quadrature_is_exact_on_cubics_for_even_and_odd_counts(intervals: int) -> None:
+    time = torch.linspace(0, 2, intervals + 1, dtype=torch.float64)
+    assert float(quadrature_weights(intervals, 2 / intervals) @ time**3) == pytest.approx(4.0, rel=1e-14)
+
+
+def test_energy_dissipation_action_completes_the_square_on_any_path() -> None:
+    start = _tokens(5, 3)
+    path = integrate(softmax_flow(1.0), start, 0.05, 80)
+    square = action(deviation(gradient_flow(1.0)), path, 0.05)
+    imbalance = energy_imbalance(path, 0.05, 1.0)
+    assert float(imbalance) > 0.1
+    assert float(imbalance) == pytest.approx(float(square), rel=1e-6)
+
+
+def test_every_flow_has_zero_action_for_its_own_deviation() -> None:
+    flow = softmax_flow(1.0)
+    assert float(action(deviation(flow), integrate(flow, _tokens(5, 3), 0.05, 40), 0.05)) < 1e-10
+
+
+def test_great_circles_satisfy_the_kinetic_equation_and_small_circles_do_not() -> None:
+    time = torch.arange(33, dtype=torch.float64)[:, None, None] / 16
+    x = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
+    v = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
+    height = torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
+    great = exponential(x, time * v)
+    assert float(euler_lagrange_residual(kinetic, great, 1 / 16, points=3).abs().amax()) < STENCIL_ROUNDING
+    small = 0.8 * great + 0.6 * height
+    # Geodesic curvature tan(latitude) times the squared speed: 0.75 * 0.64.
+    residual = euler_lagrange_residual(kinetic, small, 1 / 16, points=5)
+    assert float(torch.linalg.vector_norm(residual, dim=-1).mean()) == pytest.approx(0.48, rel=1e-5)
+
+
+def test_residual_is_tangent_and_independent_of_the_extension_off_the_sphere() -> None:
+    path = varied_path(
+        base := integrate(gradient_flow(1.0), _tokens(5, 3), 0.1, 20),
+        smooth_variation(base, generator(0, "test bend")),
+        0.3,
+    )
+    lagrangian = energy_dissipation(1.0)
+
+    def extended(x: Tensor, v: Tensor) -> Tensor:
+        radius = x.square().sum(dim=-1) - 1
+        return lagrangian(x, v) + (radius * (2 + x[..., 0])).sum(dim=-1)
+
+    plain, other = (euler_lagrange_residual(each, path, 0.1) for each in (lagrangian, extended))
+    torch.testing.assert_close(plain, other, atol=STENCIL_ROUNDING, rtol=0)
+    assert float((plain * path[2:-2]).sum(dim=-1).abs().amax()) < STENCIL_ROUNDING
+
+
+def test_first_variation_by_formula_meets_automatic_and_finite_differences() -> None:
+    step = 1 / 32
+    path = integrate(gradient_flow(1.0), _tokens(5, 3), step, 128)
+    path = varied_path(path, smooth_variation(path, generator(0, "test bend")), 0.3)
+    variation = smooth_variation(path, generator(0, "test variation"))
+    lagrangian = energy_dissipation(1.0)
+    automatic = float(first_variation(lagrangian, path, step, variation))
+    both = [float(action(lagrangian, varied_path(path, variation, epsilon), step)) for epsilon in (1e-5, -1e-5)]
+    assert (both[0] - both[1]) / 2e-5 == pytest.approx(automatic, rel=1e-6)
+    assert float(first_variation_formula(lagrangian, path, step, variation)) == pytest.approx(automatic, rel=1e-4)
+
+
+def test_smooth_variation_is_tangent_vanishes_at_both_ends_and_does_not_depend_on_the_step() -> None:
+    fine = integrate(gradient_flow(1.0), _tokens(5, 3), 0.05, 40)
+    field = smooth_variation(fine, generator(0, "test variation"))
+    assert float((field * fine).sum(dim=-1).abs().amax()) < SPHERE_ROUNDING
+    assert float(field[[0, -1]].abs().amax()) < SPHERE_ROUNDING
+    coarse = smooth_variation(fine[::2], generator(0, "test variation"))
+    ratio = coarse[1:-1] / field[2:-2:2]
+    torch.testing.assert_close(ratio, ratio[:1, :1, :1].expand_as(ratio), atol=0, rtol=1e-9)
+
+
+def test_minimising_the_action_from_rest_finds_the_attention_flow_at_the_order_of_the_midpoint_rule() -> None:
+    beta, horizon = 1.0, 4.0
+    start = _tokens(3, 3)
+    away, above = [], []
+    for steps in (10, 20):
+        step = horizon / steps
+        found = minimise(
+            lambda path, step=step: midpoint_action(energy_dissipation(beta), path, step, lambda x: -energy(x, beta)),
+            start.expand(steps + 1, -1, -1).contiguous(),
+        )
+        assert found.converged
+        away.append(float(distance(found.path, integrate(gradient_flow(beta), start, step, steps)).amax()))
+        above.append(abs(found.value + float(energy(start, beta))))
+    assert math.log2(away[0] / away[1]) == pytest.approx(2, abs=FITTED_ORDER)
+    assert math.log2(above[0] / above[1]) == pytest.approx(2, abs=FITTED_ORDER)
+
+
+def test_a_minimisation_cut_short_says_so() -> None:
+    start = _tokens(3, 3).expand(5, -1, -1).contiguous()
+    found = minimise(
+        lambda path: midpoint_action(energy_dissipation(1.0), path, 1.0, lambda x: -energy(x, 1.0)),
+        start,
+        max_iterations=1,
+    )
+    assert not found.converged
+    assert found.iterations == 1
+    assert found.gradient_norm > 1e-10
+
+
+def test_relative_residual_lies_between_zero_and_one() -> None:
+    path = integrate(softmax_flow(1.0), _tokens(5, 3), 0.1, 20)
+    assert 0 < float(relative_residual(energy_dissipation(1.0), path, 0.1)) <= 1

@@ -1,0 +1,72 @@
+"""Every tolerance of the test suite, with the reason for its value; never loosened to make a test pass."""
+
+# A stopped run must be saved before a workflow that waits 2 s loses patience.
+CHECKPOINT_AFTER_SIGTERM_S = 2.0
+# Class probabilities are sums of at most 4 float32 numbers below 1.
+MIXED_IMAGE_ABSOLUTE = 1e-6
+# The rate is computed in float64 by a formula of some ten operations.
+SCHEDULE_RELATIVE = 1e-12
+# 2000 float32 updates of an average whose rounding errors decay with it.
+AVERAGE_RELATIVE = 1e-5
+# Sphere functions in float64 on unit-size data: a few roundings of each of D <= 13 terms.
+SPHERE_ROUNDING = 1e-13
+# Logarithm and transport between points 1e-6 from antipodal: their direction is conditioned as rounding / 1e-6.
+SPHERE_NEAR_ANTIPODES = 1e-8
+# Attention velocity against the derivative of the energy by automatic differentiation, both float64.
+ENERGY_GRADIENT_ROUNDING = 1e-14
+# P1.a: the ledger's bound on the tangency of a flow.
+TANGENCY = 1e-6
+# P1.c: the ledger's bounds on first-variation and minimiser-shift slopes, and on the slope at a stationary path.
+FIRST_VARIATION_SLOPE = 0.05
+STATIONARY_SLOPE = 0.1
+# Fitted order of an integrator, stencil or quadrature over steps 1/2 .. 1/16: the next order still shows at order 4.
+FITTED_ORDER = 0.15
+# Slope of a control that must not fall with the step.
+FLAT_SLOPE = 0.1
+# Controls of the variational checks are off by their own size: the smallest measured is 0.6.
+VARIATIONAL_CONTROL_FLOOR = 0.1
+# Exact derivatives of polynomials by stencils of their degree, with step 0.1 dividing rounding errors by 0.01.
+STENCIL_ROUNDING = 1e-11
+# An MLflow server that refuses connections: one retry of each first call, on a loaded machine.
+UNREACHABLE_SERVER_S = 20.0
+# Kernel values: roundings beside those of the distance itself (exp of about 1 unit, the scaling, the last product).
+KERNEL_ROUNDINGS = 6.0
+# Kernels in half precision are computed in float32 and rounded once: half a unit of bfloat16, relative.
+BFLOAT16_ROUNDING = 2.0**-8
+FLOAT16_ROUNDING = 2.0**-11
+# Gaussian kernel in float32 after centring: |q|^2 + |k|^2 - 2 q.k of numbers below 100 cancels to 100 * 1e-7.
+GAUSSIAN_FLOAT32_ABSOLUTE = 2e-5
+# Two float64 evaluations of the same formula with condition numbers up to 1e3.
+FLOAT64_RELATIVE = 1e-11
+# The linear form of injective rows against the dense one: the derivation promises 5e-13 in float64, 1e-4 in float32.
+NYSTROM_FLOAT64_RELATIVE = 5e-12
+NYSTROM_FLOAT32_RELATIVE = 1e-4
+# A converged Newton-Schulz inverse in float64: rounding times condition number (below 1e4 in the tests) times M.
+CONVERGED_RESIDUAL_FLOAT64 = 1e-10
+# Peak memory of a pairwise kernel, forward and backward, in units of the score tensor: kernel, its gradient, the
+# transposed copies of torch's own backward, and the inputs' gradients; a feature axis would make it D = 32 or more.
+KERNEL_PEAK_SCORES = 8.0
+# Attention layers against their dense definitions in float64: sums over 35 tokens behind an inverse of condition 1e3.
+ATTENTION_FLOAT64 = 1e-9
+# A distance expanded into products against the direct one, float64, followed by softmax.
+EUCLIDEAN_METRIC_FLOAT64 = 1e-12
+# 60 Newton-Schulz iterations in float64 leave rounding times a condition number of at most 1e4.
+NEWTON_SCHULZ_AGAINST_CHOLESKY = 1e-10
+# Rotary angles of up to 10 radians in float32, on vectors of length about 3.
+INTEGER_SHIFT_FLOAT32 = 1e-5
+# bfloat16 keeps 8 bits; what reports ask for is agreement within about 1e-2 of float32.
+AUTOCAST_AGREEMENT = 1e-2
+# Matrix products of another batch size sum in another order (float32, logits below 1).
+BATCH_INDEPENDENCE = 1e-5
+# The same operations traced into one graph may be fused, float32.
+COMPILED_AGREEMENT = 1e-5
+# Parameter totals derived from the paper are printed with three digits.
+DERIVED_PARAMETERS_RELATIVE = 0.005
+# The totals of multiply-accumulates that were derived come with two or three digits and an unknown rule.
+DERIVED_MACS_RELATIVE = 0.02
+# A PDF of a million points must stay easy to view: reports of hundreds of megabytes set the bound at 2 MB.
+RASTERISED_SCATTER_BYTES = 2_000_000
+# CIE76 distance of two series' colours, as seen by a deuteranope too; about 2 is just noticeable side by side.
+SMALLEST_COLOUR_DISTANCE = 20.0
+# Steps of L* that grey print keeps apart, beside the marks and dashes.
+SMALLEST_LIGHTNESS_STEP = 8.0

@@ -1,0 +1,272 @@
+"""Made-up results of a preset, for tests of figures, tables and the ledger; no number here was ever measured."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from attngeo.files import json_line, write_json
+from attngeo.paper import records
+
+KINDS = {
+    "softmax": "softmaxformer",
+    "gaussian": "gaussianformer",
+    "laplacian": "laplacianformer",
+    "riemannian": "fiberformer",
+}
+DEVICE = "invented device"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of a run sheet, as far as targets look at it."""
+
+    run_id: str
+    model: str
+    dataset: str
+    seed: int
+    feeds: tuple[str, ...] = ("fig2", "fig3", "tab1")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A pretrained model of a preset, as far as targets look at it."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A preset, as far as targets look at it."""
+
+    name: str
+    runs: tuple[Run, ...] = ()
+    language_models: tuple[Model, ...] = ()
+    vision_models: tuple[Model, ...] = field(default=())
+
+
+def write_runs(
+    folder: Path,
+    *,
+    datasets: Iterable[str] = ("invented-a", "invented-b"),
+    seeds: int = 3,
+    laplacian_lead: float = 0.3,
+    nan_run: bool = False,
+) -> list[Path]:
+    """metrics.jsonl and final.json of every attention kind; `laplacian_lead` is in points over softmax."""
+    paths = []
+    for dataset in datasets:
+        for index, (kind, family) in enumerate(KINDS.items()):
+            for seed in range(seeds):
+                run_id = f"{dataset}-{kind}-s{seed}"
+                rng = np.random.default_rng([seed, index, len(dataset)])
+                lead = laplacian_lead if kind == "laplacian" else 0.0
+                final = 80 + lead + float(np.random.default_rng(seed).normal(0, 0.4)) - 2.0 * (index in (1, 3))
+                lines = []
+                for epoch in range(1, 8):
+                    share = 1 - math.exp(-epoch / 2)
+                    diverged = nan_run and kind == "riemannian" and seed == 0 and epoch > 4
+                    loss = math.nan if diverged else 2.3 - 1.8 * share + float(rng.normal(0, 0.03))
+                    top1 = final * share + float(rng.normal(0, 0.5))
+                    seen = {"epoch": epoch, "step": 10 * epoch, "images_seen": 1700 * epoch}
+                    lines.append(json_line(seen | {"train_loss": loss, "val_loss": loss, "val_top1": top1}) + "\n")
+                run = folder / "runs" / run_id
+                run.mkdir(parents=True)
+                (run / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+                write_json(
+                    run / "final.json",
+                    {
+                        "run_id": run_id,
+                        "model": f"{family}_micro",
+                        "attention": kind,
+                        "dataset": dataset,
+                        "seed": seed,
+                        "accuracy": math.nan if nan_run and kind == "riemannian" and seed == 0 else final,
+                        "n_eval": 1000,
+                        "feeds": ["fig2", "fig3", "tab1"],
+                        "parameters": 340_000 + 1000 * index,
+                        "total": 11_000_000 + 1_000_000 * index,
+                        "total_with_apart": 11_000_000 + 1_500_000 * index,
+                        "device": DEVICE,
+                        "status": "finished",
+                    },
+                )
+                paths += [run / "metrics.jsonl", run / "final.json"]
+    return paths
+
+
+def write_connection_walk(
+    folder: Path, model: str, *, layers: int = 7, heads: int = 4, excess: float = 0.01, trend: float = -0.9
+) -> Path:
+    """Connection-walk records of one invented model."""
+    rng = np.random.default_rng(len(model))
+    rows = [_walk_row(model, -1, -1, "parameters", "trained", 1e6 * len(model), 1)]
+    for control, value, spread in (
+        ("trained", trend, 0.05),
+        ("depth_shuffled", 0.0, 0.2),
+        ("random_init", 0.1, 0.05),
+    ):
+        rows.append(
+            _walk_row(model, -1, -1, "graph_change_trend", control, value, 8, spread, "standard deviation over windows")
+        )
+    for layer in range(layers):
+        scores = 0.95 + excess + rng.normal(0, 0.002, heads)
+        for head, score in enumerate(scores):
+            rows.append(_walk_row(model, layer, head, "isometry_score", "trained", float(score), 1))
+            rows.append(_walk_row(model, layer, head, "identity_error", "trained", 1e-15, 2))
+        for control, values in (("trained", scores), ("null", np.array([0.95, 0.951])), ("excess", scores - 0.95)):
+            rows.append(
+                _walk_row(
+                    model,
+                    layer,
+                    -1,
+                    "isometry_score",
+                    control,
+                    float(values.mean()),
+                    len(values),
+                    float(values.std(ddof=1)),
+                    "standard deviation over heads",
+                )
+            )
+        rows.append(_walk_row(model, layer, -1, "identity_error", "float64_softmax", 2e-15, 1))
+        rows.append(_walk_row(model, layer, -1, "connection_laplacian_error", "conditions_hold", 3e-16, 1))
+        rows.append(_walk_row(model, layer, -1, "reversibility_defect", "trained", 0.3, 2))
+        if layer:
+            rows.append(_walk_row(model, layer, -1, "graph_change", "trained", 1 / layer, 8))
+    path = folder / "analyses" / "connection_walk" / f"{model}.json"
+    records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
+    return path
+
+
+def write_variational(
+    folder: Path, *, orders: tuple[float, float] = (1.0, 4.0), shift_slope: float = 1.0, nan: bool = False
+) -> Path:
+    """Variational records; `orders` are those of Euler and RK4 in the energy-dissipation balance."""
+    rows = []
+
+    def series(check: str, method: str, control: str, quantity: str, slope: float, expected: float) -> None:
+        for step in (0.5, 0.25, 0.125):
+            value = math.nan if nan and control == "one_over_n" else 0.1 * step**slope
+            rows.append(
+                _variational_row(check, method, control, quantity, step, value, 3, 0.01 * value, "std over seeds")
+            )
+        slope_row = _variational_row(check, method, control, "slope", math.nan, slope, 9, 0.001, "standard error")
+        rows.append(slope_row | {"expected": expected})
+
+    rows.append(
+        _variational_row("tangency", "softmax_flow", "none", "defect", math.nan, 2e-16, 3, 1e-17, "std over seeds")
+    )
+    for method, order in zip(("projected_euler", "projected_rk4"), orders, strict=True):
+        series("energy_dissipation", method, "none", "relative_imbalance", order, round(order) or 1.0)
+        series("energy_dissipation", method, "one_over_n", "relative_imbalance", 0.0, 0.0)
+    series("euler_lagrange", "projected_rk4+5_points", "none", "relative_residual", 4.0, 4.0)
+    series("euler_lagrange", "projected_rk4+5_points", "one_over_n", "relative_residual", 0.0, 0.0)
+    series("first_variation", "flow_path", "none", "action_change", 2.0, 2.0)
+    series("first_variation", "generic_path", "none", "action_change", 1.0, 1.0)
+    series("minimiser_shift", "newton", "none", "shift", shift_slope, 1.0)
+    path = folder / "analyses" / "variational.json"
+    records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
+    return path
+
+
+def write_injectivity(folder: Path, *, recall: float = 0.8, collisions: float = 64.0) -> Path:
+    """Injectivity records of one invented feature set; `recall` is that of the injective form."""
+    rows = []
+    for control in ("features", "gaussian_noise", "collinear_copies"):
+        shared = {"feature_set": "invented features", "control": control, "tokens": 64, "unit": "", "n": 3}
+        for form in ("softmax", "gaussian", "laplacian", "linear_row_sum"):
+            pairs = collisions if control == "collinear_copies" and form == "linear_row_sum" else 0.0
+            values = {"numerical_rank": 64, "smallest_separation": 0.2, "identity_recall": 0.9, "collisions": pairs}
+            rows += [_injectivity_row(shared, form, 0, metric, value) for metric, value in values.items()]
+        for landmarks in (4, 9, 16):
+            for form in ("injective", "injective_row", "row_sum", "none"):
+                whole = form == "injective"
+                values = {
+                    "numerical_rank": landmarks + whole,
+                    "rank_bound": landmarks + 1,
+                    "smallest_separation": 0.01 * landmarks if whole else 0.001,
+                    "identity_recall": recall if whole else 0.3,
+                    "collisions": 0.0,
+                }
+                rows += [_injectivity_row(shared, form, landmarks, metric, value) for metric, value in values.items()]
+    path = folder / "analyses" / "injectivity.json"
+    records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
+    return path
+
+
+def _injectivity_row(
+    shared: dict[str, object], form: str, landmarks: int, metric: str, value: float
+) -> dict[str, object]:
+    spread = {"spread": 0.05 * value, "spread_kind": "std over images"}
+    return shared | {"form": form, "landmarks": landmarks, "metric": metric, "value": float(value)} | spread
+
+
+def _walk_row(
+    model: str,
+    layer: int,
+    head: int,
+    metric: str,
+    control: str,
+    value: float,
+    n: int,
+    spread: float = math.nan,
+    spread_kind: str = "",
+) -> dict[str, object]:
+    return {
+        "model": model,
+        "precision": "float32",
+        "layer": layer,
+        "head": head,
+        "metric": metric,
+        "control": control,
+        "value": value,
+        "unit": "1",
+        "n": n,
+        "spread": spread,
+        "spread_kind": spread_kind,
+    }
+
+
+def _variational_row(
+    check: str,
+    method: str,
+    control: str,
+    quantity: str,
+    step: float,
+    value: float,
+    n: int,
+    spread: float,
+    spread_kind: str,
+) -> dict[str, object]:
+    return {
+        "check": check,
+        "method": method,
+        "control": control,
+        "quantity": quantity,
+        "step": step,
+        "value": value,
+        "unit": "1",
+        "n": n,
+        "spread": spread,
+        "spread_kind": spread_kind,
+        "expected": math.nan,
+    }
+
+
+def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[Path]]:
+    """Results that every target can be made of, by target."""
+    runs = write_runs(folder, nan_run=nan_run)
+    walks = [write_connection_walk(folder, model) for model in ("invented-encoder", "invented-decoder@4bit")]
+    variational, injectivity = write_variational(folder, nan=nan_run), write_injectivity(folder)
+    return {
+        "fig2": runs,
+        "fig3": runs,
+        "tab1": runs,
+        "fig7": [injectivity],
+        "fig10": walks,
+        "fig16": [variational],
+        "tab9": [*runs, *walks, variational, injectivity],
+    }

@@ -1,0 +1,172 @@
+"""The bootstrap says in one line what is missing, never changes a machine unasked, and is safe in awkward folders."""
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# What the script may find on its PATH besides the fakes of a test: no compiler, no Python, no package manager.
+ORDINARY = "bash awk cat chmod cp cut date df dirname du env find grep head id ls mkdir mktemp mv paste printf rm sed"
+ORDINARY += " sh sha256sum sort tail tr uname xargs ldconfig ldd flock"
+
+
+def executable(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture(params=["plain", "it's a test ü"])
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A project folder with the bootstrap and lock files only, and beside it a folder of commands."""
+    folder = tmp_path / request.param
+    (folder / "tools").mkdir(parents=True)
+    shutil.copy(ROOT / "tools" / "bootstrap.sh", folder / "tools")
+    for lock in ROOT.glob("requirements*.lock"):
+        shutil.copy(lock, folder)
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for name in ORDINARY.split():
+        found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        if found:
+            # A script, not a link: a fake written over a link would overwrite the command of the machine.
+            executable(commands / name, f'exec {found} "$@"')
+    executable(commands / "uname", 'case "$1" in -s) echo Linux ;; *) echo x86_64 ;; esac')
+    executable(commands / "id", "echo 1000")
+    executable(commands / "apt-get", f'echo "$@" >>"{tmp_path}/apt.log"')
+    return folder
+
+
+def commands_of(project: Path) -> Path:
+    return project.parent / "commands"
+
+
+def fake_python(project: Path, *, venv: bool, stop: bool = True) -> None:
+    """A Python 3.12 that answers the script's questions; `venv` says whether that module is there."""
+    executable(
+        commands_of(project) / "python3",
+        f"""case "$*" in
+*_base_executable*) echo python3 ;;
+*"import venv"*) exit {0 if venv else 1} ;;
+*python_version*) echo 3.12.1 ;;
+*"-m venv"*) echo "making an environment"; exit {3 if stop else 0} ;;
+*) exit 0 ;;
+esac""",
+    )
+
+
+def bootstrap(project: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [shutil.which("bash") or "bash", "tools/bootstrap.sh"],
+        cwd=project,
+        env={"PATH": str(commands_of(project)), "HOME": str(project), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_shell_scripts_parse() -> None:
+    for script in ("tools/bootstrap.sh", "workflow/bin/with-parent.sh", ".ci/run"):
+        subprocess.run(["bash", "-n", ROOT / script], check=True)
+        assert os.access(ROOT / script, os.X_OK), f"{script} cannot be executed"
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shell_scripts_pass_shellcheck() -> None:
+    scripts = [ROOT / name for name in ("tools/bootstrap.sh", "workflow/bin/with-parent.sh", ".ci/run")]
+    subprocess.run(["shellcheck", *scripts], check=True)
+
+
+def test_no_python_is_fatal_and_one_line_installs_everything(project: Path) -> None:
+    done = bootstrap(project)
+    assert done.returncode == 1
+    lines = [line for line in done.stdout.splitlines() if "apt-get" in line]
+    assert len(lines) == 1
+    for package in ("python3 ", "python3-venv", "make", "g++", "libopencv-imgproc-dev", "libturbojpeg0-dev"):
+        assert package in lines[0]
+    assert "Python 3.11 to 3.13" in done.stderr
+    assert not (project / ".venv").exists()
+
+
+def test_no_venv_module_is_fatal(project: Path) -> None:
+    fake_python(project, venv=False)
+    done = bootstrap(project)
+    assert done.returncode == 1
+    assert "python3-venv" in done.stdout
+    assert "venv module" in done.stderr
+
+
+def test_an_interpreter_named_and_missing_is_not_replaced_by_another(project: Path) -> None:
+    fake_python(project, venv=True)
+    done = bootstrap(project, PYTHON="python3.13")
+    assert done.returncode == 1
+    assert "python3.13-venv" in done.stdout
+
+
+def test_no_compiler_is_said_and_not_fatal(project: Path) -> None:
+    fake_python(project, venv=True)
+    done = bootstrap(project)
+    assert "a C++ compiler (without it the naive operators run)" in done.stdout
+    assert "making an environment" in done.stdout, "the bootstrap must go on to make .venv"
+
+
+def test_without_root_nothing_is_installed_and_the_line_is_printed(project: Path) -> None:
+    fake_python(project, venv=True)
+    done = bootstrap(project)
+    assert not (project.parent / "apt.log").exists()
+    assert "as root:  apt-get update && apt-get install -y --no-install-recommends" in done.stdout
+
+
+def test_as_root_the_packages_are_installed_and_the_switch_is_named(project: Path) -> None:
+    fake_python(project, venv=True)
+    executable(commands_of(project) / "id", "echo 0")
+    done = bootstrap(project)
+    assert "SYSTEM_PACKAGES=0 switches this off" in done.stdout
+    calls = (project.parent / "apt.log").read_text().splitlines()
+    assert calls[0].startswith("update")
+    assert "--no-install-recommends" in calls[1]
+    assert "libopencv-imgproc-dev" in calls[1]
+
+
+def test_the_switch_keeps_root_from_installing(project: Path) -> None:
+    fake_python(project, venv=True)
+    executable(commands_of(project) / "id", "echo 0")
+    bootstrap(project, SYSTEM_PACKAGES="0")
+    assert not (project.parent / "apt.log").exists()
+
+
+def test_a_full_disk_is_said_before_anything_is_made(project: Path) -> None:
+    fake_python(project, venv=True)
+    executable(commands_of(project) / "df", "echo head; echo /dev/sda1 100 90 5000000 95% /")
+    done = bootstrap(project)
+    assert done.returncode == 1
+    assert "12 GB of disk are needed here, 5 GB are free" in done.stderr
+    assert not (project / ".venv").exists()
+
+
+def test_a_colon_in_the_path_is_refused(project: Path) -> None:
+    fake_python(project, venv=True)
+    moved = project.with_name("a:b")
+    project.rename(moved)
+    done = bootstrap(moved)
+    assert done.returncode == 1
+    assert "colon" in done.stderr
+
+
+def test_a_stage_that_was_interrupted_leaves_no_stamp(project: Path) -> None:
+    fake_python(project, venv=True)
+    assert bootstrap(project).returncode != 0
+    assert not (project / ".venv" / ".attngeo" / "base").exists()
+
+
+def test_an_unknown_argument_is_refused(project: Path) -> None:
+    done = subprocess.run(
+        ["bash", "tools/bootstrap.sh", "--everything"], cwd=project, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "--everything" in done.stderr

@@ -1,0 +1,105 @@
+"""A preset is either valid or refused with file, key and what is allowed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from attngeo.config import load_preset, preset_names, write_schemas
+from attngeo.errors import UserError
+from attngeo.training.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    return tmp_path
+
+
+def test_every_preset_loads_with_its_recipes() -> None:
+    assert {"demo", "study", "smoke", "imagenet"} <= set(preset_names(ROOT))
+    for name in preset_names(ROOT):
+        preset = load_preset(ROOT, name)
+        assert preset.name == name
+        assert all(isinstance(preset.recipes[row.recipe], Recipe) for row in preset.runs)
+
+
+def test_overrides_replace_single_keys() -> None:
+    preset = load_preset(ROOT, "demo", {"connection_walk": {"windows": 3}})
+    assert preset.connection_walk.windows == 3
+    assert preset.connection_walk.window_tokens == load_preset(ROOT, "demo").connection_walk.window_tokens
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"colour": 1}, ["config/demo/config.yaml", "colour", "datasets"]),
+        ({"connection_walk": {"window": 3}}, ["connection_walk.window", "windows"]),
+        ({"connection_walk": {"windows": 0}}, ["connection_walk.windows", "0"]),
+        ({"resources": {"train": {"device": "tpu"}}}, ["resources.train.device", "tpu", "cuda"]),
+        ({"datasets": {"a b": {"source": "x"}}}, ["a b", "file name"]),
+        ({"datasets": {"fashion": {"source": "embedded"}}}, ["fashion", "fashion-mnist"]),
+        ({"figures": ["fig7", "fig70"]}, ["fig70", "fig7"]),
+        ({"language_models": [{"id": "x"}]}, ["language_models.0.source", "missing"]),
+    ],
+)
+def test_a_wrong_key_or_value_is_explained(overrides: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        load_preset(ROOT, "demo", overrides)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0", ["run 1", "columns"]),
+        ("r\tlaplacianformer_micro\tfashion-mnist\tmicro\tzero\ttab1", ["run 1", "seed", "zero"]),
+        ("../r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1", ["run_id", "file name"]),
+        ("r\tlaplacianformer\tfashion-mnist\tmicro\t0\ttab1", ["laplacianformer", "FAMILY_SIZE"]),
+        ("r\tlaplacianformer_micro\tcifar\tmicro\t0\ttab1", ["cifar", "fashion-mnist"]),
+        ("r\tlaplacianformer_micro\tfashion-mnist\tmacro\t0\ttab1", ["macro", "micro"]),
+        ("r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab7", ["tab7", "tab1"]),
+    ],
+)
+def test_a_wrong_run_is_explained(root: Path, line: str, words: list[str]) -> None:
+    (root / "config/demo/runs.tsv").write_text(f"run_id\tmodel\tdataset\trecipe\tseed\tfeeds\n{line}\n")
+    with pytest.raises(UserError) as caught:
+        load_preset(root, "demo")
+    for word in ["config/", *words]:
+        assert word in str(caught.value)
+
+
+def test_a_run_twice_is_refused(root: Path) -> None:
+    sheet = root / "config/demo/runs.tsv"
+    sheet.write_text(sheet.read_text() + sheet.read_text().splitlines()[-1] + "\n")
+    with pytest.raises(UserError, match="appears 2 times"):
+        load_preset(root, "demo")
+
+
+def test_an_own_attention_file_must_exist(root: Path) -> None:
+    sheet = root / "config/demo/runs.tsv"
+    sheet.write_text(
+        "run_id\tmodel\tdataset\trecipe\tseed\tfeeds\tattention\n"
+        "r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1\tmine.py:Mine\n"
+    )
+    with pytest.raises(UserError, match=r"mine\.py"):
+        load_preset(root, "demo")
+    (root / "mine.py").write_text("")
+    assert load_preset(root, "demo").runs[0].attention_kind == "mine.py:Mine"
+
+
+@pytest.mark.parametrize("content", ["a: [", "- 1", "", "a: 1\na: {"])
+def test_a_file_that_is_not_a_mapping_is_refused(root: Path, content: str) -> None:
+    (root / "config/demo/config.yaml").write_text(content)
+    with pytest.raises(UserError, match=r"config/demo/config\.yaml"):
+        load_preset(root, "demo")
+
+
+def test_the_committed_schemas_are_those_of_the_models(tmp_path: Path) -> None:
+    for path in write_schemas(tmp_path):
+        committed = ROOT / "workflow/schemas" / path.name
+        assert json.loads(committed.read_text()) == json.loads(path.read_text())

@@ -1,0 +1,73 @@
+"""Targets say what they are made of without loading anything heavy."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.paper_results import Model, Preset, Run
+
+import attngeo.paper
+from attngeo.paper.targets import FIGURES, PAGES, TABLES, TARGETS
+
+ROOT = Path(__file__).parents[2]
+PRESET = Preset(
+    "p",
+    runs=(Run("a", "m", "d", 0), Run("b", "m", "d", 1, feeds=("tab1",)), Run("c", "m", "d", 2, feeds=())),
+    language_models=(Model("small@q4"),),
+    vision_models=(Model("eye"),),
+)
+
+
+def test_importing_targets_loads_no_heavy_package():
+    program = "import attngeo.paper.targets, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "pandas", "numpy", "matplotlib", "pydantic", "scipy", "jinja2"} & set(loaded)
+
+
+def test_inputs_follow_the_feeds_of_the_run_sheet():
+    assert FIGURES["fig2"].inputs(PRESET) == ["runs/a/metrics.jsonl", "runs/a/final.json"]
+    assert FIGURES["fig3"].inputs(PRESET) == ["runs/a/final.json"]
+    assert TABLES["tab1"].inputs(PRESET) == ["runs/a/final.json", "runs/b/final.json"]
+
+
+def test_every_pretrained_model_is_an_input_of_the_isometry_figure():
+    expected = ["analyses/connection_walk/small@q4.json", "analyses/connection_walk/eye.json"]
+    assert FIGURES["fig10"].inputs(PRESET) == expected
+    assert FIGURES["fig10"].inputs(Preset("p", language_models=PRESET.language_models)) == expected[:1]
+
+
+def test_ledger_reads_every_analysis_and_every_run():
+    inputs = TABLES["tab9"].inputs(PRESET)
+    assert {"runs/a/final.json", "runs/b/final.json", "runs/c/final.json"} < set(inputs)
+    assert {"analyses/injectivity.json", "analyses/variational.json", "analyses/connection_walk/eye.json"} < set(inputs)
+    assert PAGES["claims"].inputs(PRESET) == inputs
+
+
+def test_targets_of_an_empty_preset_have_no_runs():
+    assert TABLES["tab1"].inputs(Preset("empty")) == []
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_target_has_its_module_caption_and_data(name):
+    target = TARGETS[name]
+    module = importlib.import_module(target.module)
+    assert callable(getattr(module, {"figure": "draw", "table": "tabulate", "page": "write_page"}[target.kind]))
+    assert (ROOT / target.caption_file).read_text(encoding="utf-8").strip()
+    for file in target.data_files:
+        assert (Path(attngeo.paper.__file__).parent / file).is_file()
+
+
+def test_names_number_and_outputs_agree():
+    assert {name: target.number for name, target in FIGURES.items()} == {
+        f"fig{t.number}": t.number for t in FIGURES.values()
+    }
+    assert FIGURES["fig2"].outputs == (
+        "figures/fig2.pdf",
+        "figures/fig2.png",
+        "figures/fig2.csv",
+        "figures/fig2.caption.txt",
+    )
+    assert TABLES["tab1"].outputs == ("tables/tab1.csv", "tables/tab1.md", "tables/tab1.tex", "tables/tab1.caption.txt")
+    assert PAGES["claims"].outputs == ("claims.html",)

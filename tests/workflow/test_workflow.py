@@ -1,0 +1,203 @@
+"""Laws of the DAG: what it makes, what it makes again, and what it says when something is wrong."""
+
+import json
+import re
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from attngeo.paper.targets import FIGURES, TABLES
+from tests.workflow.project_copy import ProjectCopy
+
+pytestmark = [pytest.mark.workflow, pytest.mark.network, pytest.mark.timeout(1200), pytest.mark.xdist_group("workflow")]
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text, f"{old!r} not in {file}"
+    file.write_text(text.replace(old, new, 1))
+
+
+def append(file: Path, text: str) -> None:
+    file.write_text(file.read_text() + text)
+
+
+def test_the_users_command_makes_every_figure_table_and_the_ledger(finished: ProjectCopy) -> None:
+    made = {path.name for path in (finished.root / "paper_figures").iterdir()}
+    expected = {f"{name}.{ending}" for name in FIGURES for ending in ("pdf", "png")}
+    expected |= {f"{name}.{ending}" for name in TABLES for ending in ("csv", "md", "tex")}
+    assert expected | {"claims.html", "PRESET"} <= made
+    assert (finished.root / "paper_figures/PRESET").read_text().strip() == "demo"
+    assert all((finished.root / "paper_figures" / name).stat().st_size > 0 for name in made)
+
+
+def test_a_second_run_has_nothing_to_do(finished: ProjectCopy) -> None:
+    done = finished.run("snakemake --cores 8 all")
+    assert "Nothing to be done" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("target", ["paper_figures/fig3.pdf", "results/demo/tables/tab1.csv", "fig16"])
+def test_one_target_can_be_named(finished: ProjectCopy, target: str) -> None:
+    done = finished.run(f"snakemake {target}")
+    assert "Nothing to be done" in done.stdout + done.stderr
+
+
+def test_a_dry_run_is_quick(finished: ProjectCopy) -> None:
+    times = []
+    for _ in range(3):
+        start = time.monotonic()
+        finished.run("snakemake -n")
+        times.append(time.monotonic() - start)
+    print(f"snakemake -n: {min(times):.2f} s")
+
+
+def test_the_report_holds_every_figure_with_its_caption(finished: ProjectCopy) -> None:
+    finished.run("snakemake --report report.html")
+    page = (finished.root / "report.html").read_text()
+    for name in FIGURES:
+        assert f"{name}.png" in page
+
+
+def test_lint_finds_nothing(finished: ProjectCopy) -> None:
+    done = finished.run("snakemake --lint")
+    assert "good condition" in done.stdout + done.stderr
+
+
+def test_every_number_says_where_it_comes_from(finished: ProjectCopy) -> None:
+    for path in (finished.root / "results/demo/analyses").rglob("*.json"):
+        content = json.loads(path.read_text())
+        assert content["records"], path
+        for key in ("code_digest", "git_revision", "device", "torch"):
+            assert content["provenance"][key], (path, key)
+    for path in (finished.root / "results/demo/runs").glob("*/final.json"):
+        final = json.loads(path.read_text())
+        assert final["provenance"]["code_digest"]
+        assert final["ran"], "the implementation that ran is not recorded"
+        assert final["loader"]["loader"] in ("arrays", "torch", "ffcv")
+        stages = set(final["attention_of_stages"])
+        assert stages == {final["attention"]}, "a stage ran another kind than the run names"
+
+
+def test_every_job_is_in_the_tracking_store(finished: ProjectCopy) -> None:
+    with sqlite3.connect(finished.root / "results/mlflow.db") as store:
+        rows = store.execute("select name, status from runs where lifecycle_stage = 'active'").fetchall()
+        curves = store.execute(
+            "select r.name, count(distinct m.step) from runs r join metrics m on m.run_uuid = r.run_uuid"
+            " where m.key = 'val_top1' group by r.run_uuid"
+        ).fetchall()
+    names = [name for name, _ in rows]
+    assert {status for _, status in rows} == {"FINISHED"}
+    runs = [path.name for path in (finished.root / "results/demo/runs").iterdir()]
+    for name in (*runs, *FIGURES, *TABLES):
+        assert names.count(name) == 1, (name, names)
+    assert dict(curves).keys() == set(runs)
+    assert all(steps >= 2 for _, steps in curves), "metrics by epoch are missing"
+
+
+# What an edit makes again: (file, old text, new text) -> rules expected, given as patterns of "rule output".
+def _trainings(jobs: list[str]) -> set[str]:
+    return {match.group(1) for job in jobs if (match := re.search(r"^train .*runs/([^/]+)/", job))}
+
+
+def test_a_statement_in_a_figure_redraws_that_figure_only(finished_copy: ProjectCopy) -> None:
+    append(finished_copy.root / "src/attngeo/paper/figures/fig10_transport_isometry.py", "\n_CHANGED = 1\n")
+    jobs = finished_copy.planned()
+    assert {job.split()[0] for job in jobs} <= {"fig10", "show", "all"}
+    assert any(job.startswith("fig10") for job in jobs)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "kind"),
+    [
+        ("src/attngeo/layers/laplacian.py", "\n_CHANGED = 1\n", "laplacian"),
+        ("cuda_ext/csrc/cpu/laplacian_kernel.cpp", "\nstatic int changed = 1;\n", "laplacian"),
+        ("src/attngeo/layers/riemannian.py", "\n_CHANGED = 1\n", "riemannian"),
+        ("src/attngeo/layers/gaussian.py", "\n_CHANGED = 1\n", "gaussian"),
+    ],
+)
+def test_an_edit_of_a_kind_retrains_that_kind_only(finished_copy: ProjectCopy, file: str, text: str, kind: str) -> None:
+    append(finished_copy.root / file, text)
+    jobs = finished_copy.planned()
+    trained = _trainings(jobs)
+    assert trained, jobs
+    assert all(kind in run_id for run_id in trained), trained
+    assert any(job.startswith("tab1") for job in jobs)
+
+
+def test_comments_docstrings_and_reverted_edits_rerun_nothing(finished_copy: ProjectCopy) -> None:
+    layer = finished_copy.root / "src/attngeo/layers/laplacian.py"
+    kernel = finished_copy.root / "cuda_ext/csrc/cpu/laplacian_kernel.cpp"
+    original = layer.read_text()
+    layer.write_text('"""Another docstring."""\n# a comment\n' + original.split('"""', 2)[2])
+    append(kernel, "\n// a comment\n/* and\n   another */\n")
+    assert finished_copy.planned() == []
+    layer.write_text(original + "\n_CHANGED = 1\n")
+    assert finished_copy.planned()
+    layer.write_text(original)
+    assert finished_copy.planned() == []
+
+
+def test_a_lost_memory_of_snakemake_reruns_nothing(finished_copy: ProjectCopy) -> None:
+    shutil.rmtree(finished_copy.root / ".snakemake")
+    assert finished_copy.planned() == []
+
+
+def test_a_changed_recipe_retrains_its_runs(finished_copy: ProjectCopy) -> None:
+    recipe = finished_copy.root / "config/recipes/smoke.yaml"
+    recipe.write_text(re.sub(r"(?m)^weight_decay: .*$", "weight_decay: 0.0123", recipe.read_text()))
+    assert _trainings(finished_copy.planned()) == {
+        "fashion-laplacian-s0",
+        "fashion-softmax-s0",
+        "fashion-gaussian-s0",
+        "fashion-riemannian-s0",
+    }
+
+
+def test_switching_presets_redraws_nothing_that_exists(finished_copy: ProjectCopy) -> None:
+    shutil.copytree(finished_copy.root / "results/demo", finished_copy.root / "results/smoke")
+    jobs = finished_copy.planned("--config preset=smoke")
+    assert {job.split()[0] for job in jobs} <= {"show", "show_preset", "all"}, jobs
+
+
+CONFIG, SHEET, RECIPE = "config/demo/config.yaml", "config/demo/runs.tsv", "config/recipes/smoke.yaml"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "words"),
+    [
+        (CONFIG, "connection_walk:", "conection_walk:", [CONFIG, "conection_walk", "'connection_walk'"]),
+        (CONFIG, "windows: 2", "windows: none", [CONFIG, "connection_walk.windows"]),
+        (CONFIG, "storage: arrays", "storage: zip", ["storage", "'beton'"]),
+        (CONFIG, "id: minilm-l3", "id: minilm-l9", ["minilm-l9", "minilm-l6"]),
+        (SHEET, "softmaxformer_nano", "softmaxformer_nono", [SHEET, "softmaxformer_nono", "softmaxformer_nano"]),
+        (SHEET, "\tsmoke\t", "\tsmok\t", ["smok", "smoke"]),
+        (SHEET, "tab1,fig2,fig3", "tab1,fig99", ["fig99", "fig2"]),
+        (RECIPE, "batch_size:", "batchsize:", [RECIPE, "batchsize", "batch_size"]),
+    ],
+)
+def test_a_wrong_key_or_value_names_file_key_and_what_is_allowed(
+    finished_copy: ProjectCopy, file: str, old: str, new: str, words: list[str]
+) -> None:
+    edit(finished_copy.root / file, old, new)
+    done = finished_copy.run("snakemake -n", check=False)
+    assert done.returncode != 0
+    message = done.stdout + done.stderr
+    assert "Traceback" not in message
+    for word in words:
+        assert word in message, message
+
+
+def test_an_unknown_preset_names_those_there_are(fresh: ProjectCopy) -> None:
+    done = fresh.run("snakemake -n --config preset=dmo", check=False)
+    assert done.returncode != 0
+    assert "demo" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("preset", ["demo", "study", "smoke", "imagenet"])
+def test_every_preset_is_valid(fresh: ProjectCopy, preset: str) -> None:
+    if preset == "imagenet":
+        (fresh.root / "datasets/imagenet").mkdir(parents=True)
+    assert fresh.planned(f"--config preset={preset}")

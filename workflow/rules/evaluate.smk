@@ -1,0 +1,24 @@
+rule injectivity:
+    input:
+        "results/embedded/textile.json",
+        embedded_input(
+            PRESET.injectivity.model,
+            getattr(
+                PRESET.analysed_models.get(PRESET.injectivity.model), "source", ""
+            ),
+        ),
+        ancient(TRACKING),
+        code=stamp("injectivity"),
+    output:
+        f"{RESULTS}/analyses/injectivity.json",
+    log:
+        f"{LOGS}/injectivity.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("analyze").threads
+    resources:
+        gpu=asked("analyze").gpu,
+        mem_mb=asked("analyze").mem_mb,
+        runtime=asked("analyze").runtime,
+    shell:
+        "attngeo analyze injectivity --preset {PRESET.name} --stamp {input.code} > {log} 2>&1"

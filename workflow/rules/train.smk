@@ -1,0 +1,21 @@
+rule train:
+    input:
+        lambda wildcards: f"{RESULTS}/data/{PRESET.run(wildcards.run_id).dataset}/manifest.json",
+        ancient(EXTENSION),
+        ancient(TRACKING),
+        code=stamp("runs/{run_id}"),
+    output:
+        metrics=f"{RESULTS}/runs/{{run_id}}/metrics.jsonl",
+        final=f"{RESULTS}/runs/{{run_id}}/final.json",
+        weights=f"{RESULTS}/runs/{{run_id}}/weights.safetensors",
+    log:
+        f"{LOGS}/train/{{run_id}}.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("train").threads
+    resources:
+        gpu=asked("train").gpu,
+        mem_mb=asked("train").mem_mb,
+        runtime=asked("train").runtime,
+    shell:
+        "attngeo train {wildcards.run_id} --preset {PRESET.name} --stamp {input.code} > {log} 2>&1"

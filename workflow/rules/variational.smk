@@ -1,0 +1,17 @@
+rule variational:
+    input:
+        ancient(TRACKING),
+        code=stamp("variational"),
+    output:
+        f"{RESULTS}/analyses/variational.json",
+    log:
+        f"{LOGS}/variational.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("analyze").threads
+    resources:
+        gpu=asked("analyze").gpu,
+        mem_mb=asked("analyze").mem_mb,
+        runtime=asked("analyze").runtime,
+    shell:
+        "attngeo analyze variational --preset {PRESET.name} --stamp {input.code} > {log} 2>&1"
