@@ -4,6 +4,9 @@ from snakemake.utils import min_version
 min_version("9.27")
 
 
+workdir: workflow.basedir
+
+
 include: "workflow/rules/common.smk"
 include: "workflow/rules/build.smk"
 include: "workflow/rules/data.smk"
@@ -17,4 +20,4 @@ include: "workflow/rules/paper.smk"
 rule all:
     default_target: True
     input:
-        paper_files(),
+        everything(),

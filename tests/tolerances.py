@@ -70,3 +70,35 @@ RASTERISED_SCATTER_BYTES = 2_000_000
 SMALLEST_COLOUR_DISTANCE = 20.0
 # Steps of L* that grey print keeps apart, beside the marks and dashes.
 SMALLEST_LIGHTNESS_STEP = 8.0
+# The connection walk against the model's own attention, float64: the bound that the claims P3.a and P3.b are decided by.
+WALK_IDENTITY_FLOAT64 = 1e-9
+# The same sum over a handful of edges in another order, float64.
+WALK_SUM_FLOAT64 = 1e-12
+# Singular values by QR of the thin factors against a full decomposition, float64, relative to the largest.
+QR_SINGULAR_VALUES = 1e-12
+# Singular values as roots of Gram eigenvalues: the square root of float64's epsilon, relative to the largest.
+GRAM_SINGULAR_VALUES = 3e-8
+# Isometry score from Gram spectra: sums of such values.
+GRAM_ISOMETRY_SCORE = 1e-6
+# Mean score of Gaussian heads against the derived table (three digits) and the first-order formula 1 - D/(2C).
+GAUSSIAN_HEAD_SCORE = 2e-3
+# Laws, spectra and defects of small known chains, float64.
+KNOWN_CHAIN_FLOAT64 = 1e-12
+# Half precision keeps 11 (float16) or 8 bits (bfloat16) of each weight; graph statistics of a tiny model move by less.
+HALF_PRECISION_ANALYSIS = 5e-2
+# Differences of pairs from a float32 store of graphs against the float64 statistic.
+FLOAT32_GRAPHS = 1e-5
+# A pixel in [0, 1] divided by a standard deviation above 0.05, in float32: a few roundings of a number below 20.
+NORMALISED_PIXEL_ABSOLUTE = 5e-6
+# The mean of 2000 uniform numbers has standard error 0.0065; 23 columns stay within 4 of them.
+UNIFORM_MEAN_ABSOLUTE = 0.026
+# Squared distances as |q|^2 + |k|^2 - 2 q.k: the three sums are rounded at up to twice the largest squared distance.
+EUCLIDEAN_ROUNDINGS = 16.0
+# Channel statistics of 8-bit pixels in float64; a spread of zero is reported as 1e-4.
+STATISTICS_ABSOLUTE = 1e-9
+# Published next-token probabilities are given to three digits; float32 sums in another order move the fourth.
+NEXT_TOKEN_PROBABILITY = 2e-3
+# A working sentence encoder puts a paraphrase this much closer than an unrelated sentence (measured gaps: 0.44, 0.71).
+SENTENCE_COSINE = 0.3
+# FFCV resizes by area, torch bilinearly with antialiasing: mean difference on smooth pictures, in standard deviations.
+FFCV_PIXEL_DIFFERENCE = 0.1

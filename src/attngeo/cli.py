@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -49,14 +49,18 @@ def _preset(name: str) -> "Preset":
     return load_preset(_root(), name, json.loads(os.environ.get("ATTNGEO_OVERRIDES", "{}")))
 
 
-def _digest(preset: "Preset", stamp: Path | None, name: str) -> str:
+def _stamp(preset: "Preset", stamp: Path | None, name: str) -> dict[str, Any]:
     if stamp is not None:
         from attngeo.tracking.code_digest import read_stamp
 
         return read_stamp(stamp)
-    from attngeo.jobs.stamps import current_digest
+    from attngeo.jobs.stamps import current_stamp
 
-    return current_digest(preset, name)
+    return current_stamp(preset, name)
+
+
+def _digest(preset: "Preset", stamp: Path | None, name: str) -> str:
+    return str(_stamp(preset, stamp, name)["digest"])
 
 
 def _writable(preset: "Preset") -> None:
@@ -97,15 +101,11 @@ def fetch(
 @app.command()
 def build(report: ReportOption = None) -> None:
     """Compile the extension if its sources, torch or the compilers changed."""
-    import subprocess
+    from attngeo.jobs import extension
 
-    root = _root()
-    command = [sys.executable, str(root / "cuda_ext" / "setup.py"), "build_ext", "--inplace"]
-    if subprocess.run(command, cwd=root / "cuda_ext").returncode:
-        raise UserError("the extension did not compile", "read the compiler's message above; `attngeo doctor` helps")
+    recorded = extension.build(_root())
     if report is not None:
-        build_file = root / "cuda_ext" / "attngeo_ext" / "build.json"
-        write_json(report, json.loads(build_file.read_text(encoding="utf-8")))
+        write_json(report, recorded)
 
 
 @app.command()
@@ -135,9 +135,18 @@ def train(
     config.run(run_id)
     _writable(config)
     os.environ.setdefault("OMP_NUM_THREADS", str(config.resources.train.threads))
+    if config.resources.train.device == "cuda":
+        from attngeo.gpu_lease import lease_gpu
+
+        lease_gpu()
+    from attngeo.jobs import extension
+
+    code = _stamp(config, stamp, f"runs/{run_id}")
+    if extension.uses_extension(code):
+        extension.build(config.root)
     from attngeo.jobs.train import train_run
 
-    final = train_run(config, run_id, _digest(config, stamp, f"runs/{run_id}"))
+    final = train_run(config, run_id, code["digest"])
     typer.echo(f"{run_id}: top-1 {final['accuracy']:.2f} % of {final['n_eval']} images in {final['wall_s']:.0f} s")
 
 

@@ -33,6 +33,17 @@ def test_any_image_size_trains(family: str, size: str, image_size: tuple[int, in
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
+def test_an_empty_batch_gives_an_empty_answer(family: str) -> None:
+    assert timm.create_model(f"{family}_nano", num_classes=10)(torch.zeros(0, 3, 32, 32)).shape == (0, 10)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_nan_comes_out_as_nan(family: str) -> None:
+    out = timm.create_model(f"{family}_nano", num_classes=10)(torch.full((1, 3, 32, 32), torch.nan))
+    assert out.isnan().all()
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
 def test_the_kind_of_the_name_runs_in_every_stage(family: str) -> None:
     model = timm.create_model(f"{family}_micro")
     assert model.attention_kinds() == (FAMILIES[family],) * 3
@@ -64,13 +75,16 @@ def test_an_image_s_output_does_not_depend_on_its_batch_mates(kind: str, trainin
     torch.testing.assert_close(model(changed)[:1], together[:1], rtol=0, atol=BATCH_INDEPENDENCE)
 
 
-@pytest.mark.parametrize("shared_query_key", [True, False])
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_gradients_reach_every_parameter(family: str, shared_query_key: bool) -> None:
-    landmark_kind = FAMILIES[family] in ("laplacian", "gaussian")
-    if not shared_query_key and not landmark_kind:
-        pytest.skip("this kind has separate projections always")
-    options = {"shared_query_key": shared_query_key} if landmark_kind else {}
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        *((family, {}) for family in FAMILIES),
+        ("laplacianformer", {"shared_query_key": False}),
+        ("gaussianformer", {"shared_query_key": False, "normalization": "injective", "local_convolution": True}),
+        ("fiberformer", {"metric": "mean", "metric_per_head": True}),
+    ],
+)
+def test_gradients_reach_every_parameter(family: str, options: dict[str, object]) -> None:
     model = timm.create_model(f"{family}_nano", num_classes=10, attention_options=options)
     F.cross_entropy(model(torch.randn(8, 3, 32, 32)), torch.arange(8)).backward()
     missing = [name for name, grad in gradients(model).items() if grad is None or not grad.abs().max() > 0]

@@ -63,8 +63,17 @@ def test_csv_reads_back_exactly(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "specification", "text"),
-    [(3, ".2f", "3"), (1234567, ",", "1,234,567"), (0.5, ".2f", "0.50"), (True, "", "yes"), (None, ".1f", "–"), (-math.inf, ".1f", "-inf"), (11.0, "#.3g", "11.0"), ("x", ".1f", "x")],
-)  # fmt: skip
+    [
+        (3, ".2f", "3"),
+        (1234567, ",", "1,234,567"),
+        (0.5, ".2f", "0.50"),
+        (11.0, "#.3g", "11.0"),
+        (True, "", "yes"),
+        (None, ".1f", "–"),
+        (-math.inf, ".1f", "-inf"),
+        ("x", ".1f", "x"),
+    ],
+)
 def test_cells_follow_their_format(value, specification, text):
     assert render.cell_text(value, specification) == text
 

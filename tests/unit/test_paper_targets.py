@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.paper_results import Model, Preset, Run
 
 import attngeo.paper
 from attngeo.paper.targets import FIGURES, PAGES, TABLES, TARGETS
+from tests.unit.paper_results import Model, Preset, Run
 
 ROOT = Path(__file__).parents[2]
 PRESET = Preset(

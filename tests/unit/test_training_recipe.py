@@ -53,6 +53,7 @@ def test_numbers_that_yaml_takes_for_text_are_numbers(tmp_path: Path) -> None:
         ({"images_per_epoch": 0}, "images_per_epoch is 0"),
         ({"warmup_epochs": 3}, "smaller than epochs"),
         ({"ema_decay": 1.0}, "ema_decay is 1.0"),
+        ({"augment": "yes"}, "augment is 'yes'"),
         ({"mixup": -0.1}, "mixup is -0.1"),
         ({"autocast": "float16"}, "autocast is 'float16'"),
         ({"non_finite": "ignore"}, "non_finite is 'ignore'"),

@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT / "src"))
 
-from attngeo.config import load_preset, write_schemas
+from attngeo.config import load_preset
 from attngeo.errors import UserError
 from attngeo.jobs.stamps import write_stamps
 from attngeo.paper.targets import PAGES, TARGETS
@@ -17,20 +17,27 @@ try:
     OVERRIDES = {key: value for key, value in config.items() if key != "preset"}
     PRESET = load_preset(ROOT, config.get("preset", "demo"), OVERRIDES)
     write_stamps(PRESET)
-    write_schemas(ROOT / "workflow" / "schemas")
 except (UserError, SyntaxError, OSError) as error:
     raise WorkflowError(str(error))
 
-# Jobs run the commands of this environment and the code of this tree, whatever else is installed.
-os.environ["PATH"] = (
-    f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+# Jobs run the commands of this environment and the code of this tree, whatever else is installed, and read the same
+# overrides as this parse; `envvars` takes them to the nodes of a cluster.
+for name, first in (
+    ("PATH", [Path(sys.executable).parent]),
+    ("PYTHONPATH", [ROOT / "src", ROOT / "cuda_ext"]),
+):
+    os.environ[name] = os.pathsep.join(
+        filter(None, [*map(str, first), os.environ.get(name)])
+    )
+os.environ.update(
+    ATTNGEO_OVERRIDES=json.dumps(OVERRIDES), MLFLOW_DISABLE_TELEMETRY="true"
 )
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])
-)
-# They read the same overrides, which also travel to the nodes of a cluster.
-os.environ["ATTNGEO_OVERRIDES"] = json.dumps(OVERRIDES)
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+envvars:
+    "ATTNGEO_OVERRIDES",
+    "PYTHONPATH",
+
 
 # Jobs end when Snakemake does, even when it is killed.
 shell.executable(str(ROOT / "workflow" / "bin" / "with-parent.sh"))
@@ -51,9 +58,10 @@ def asked(stage):
     return getattr(PRESET.resources, stage)
 
 
-def paper_files():
-    """Everything under paper_figures/ that this preset makes."""
+def everything():
+    """The compiled operators, and all that this preset puts into paper_figures/."""
     return [
+        EXTENSION,
         "paper_figures/PRESET",
         *(
             f"paper_figures/{name}.{ending}"
@@ -67,3 +75,41 @@ def paper_files():
         ),
         "paper_figures/claims.html",
     ]
+
+
+def embedded_input(name, source):
+    """The fetched package behind a name whose source is 'embedded'."""
+    return [f"results/embedded/{name}.json"] if source == "embedded" else []
+
+
+def walked_inputs(wildcards):
+    """The model, and the images that a vision model looks at."""
+    model = PRESET.analysed_models[wildcards.model]
+    images = ["results/embedded/textile.json"] if model in PRESET.vision_models else []
+    return embedded_input(model.id, model.source) + images
+
+
+def target_outputs(target):
+    """Files of a target; the one that a reader looks at goes into `snakemake --report` with its caption."""
+    looked_at = {"figure": ".png", "table": ".csv", "page": ".html"}[target.kind]
+    outputs = []
+    for path in target.outputs:
+        file = f"{RESULTS}/{path}"
+        if path.endswith(looked_at):
+            caption = f"../../{target.caption_file}"
+            labels = {target.kind: target.title}
+            file = report(
+                file, caption=caption, category=f"{target.kind}s", labels=labels
+            )
+        outputs.append(file)
+    return outputs
+
+
+def shown(wildcards):
+    """The file of the active preset that a file under paper_figures/ is a copy of."""
+    name = f"{wildcards.name}.{wildcards.ending}"
+    return next(
+        f"{RESULTS}/{path}"
+        for path in TARGETS[wildcards.name].outputs
+        if path.endswith(name)
+    )

@@ -1,10 +1,3 @@
-def walked_inputs(wildcards):
-    """The model, and the images that a vision model looks at."""
-    model = PRESET.analysed_models[wildcards.model]
-    images = ["results/embedded/textile.json"] if model in PRESET.vision_models else []
-    return embedded_input(model.id, model.source) + images
-
-
 rule connection_walk:
     input:
         walked_inputs,
@@ -21,6 +14,8 @@ rule connection_walk:
         gpu=asked("analyze").gpu,
         mem_mb=asked("analyze").mem_mb,
         runtime=asked("analyze").runtime,
+    params:
+        preset=PRESET.name,
     shell:
-        "attngeo analyze connection-walk {wildcards.model} --preset {PRESET.name}"
+        "attngeo analyze connection-walk {wildcards.model} --preset {params.preset}"
         " --stamp {input.code} > {log} 2>&1"

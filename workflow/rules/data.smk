@@ -13,11 +13,6 @@ rule fetch:
         "attngeo fetch {wildcards.source} --report {output} > {log} 2>&1"
 
 
-def embedded_input(name, source):
-    """The fetched package behind a name whose source is 'embedded'."""
-    return [f"results/embedded/{name}.json"] if source == "embedded" else []
-
-
 rule pack:
     input:
         lambda wildcards: embedded_input(
@@ -34,5 +29,7 @@ rule pack:
     resources:
         mem_mb=2000,
         runtime=240,
+    params:
+        preset=PRESET.name,
     shell:
-        "attngeo pack {wildcards.dataset} --preset {PRESET.name} --workers {threads} > {log} 2>&1"
+        "attngeo pack {wildcards.dataset} --preset {params.preset} --workers {threads} > {log} 2>&1"

@@ -20,5 +20,7 @@ rule injectivity:
         gpu=asked("analyze").gpu,
         mem_mb=asked("analyze").mem_mb,
         runtime=asked("analyze").runtime,
+    params:
+        preset=PRESET.name,
     shell:
-        "attngeo analyze injectivity --preset {PRESET.name} --stamp {input.code} > {log} 2>&1"
+        "attngeo analyze injectivity --preset {params.preset} --stamp {input.code} > {log} 2>&1"

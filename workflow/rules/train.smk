@@ -1,7 +1,6 @@
 rule train:
     input:
         lambda wildcards: f"{RESULTS}/data/{PRESET.run(wildcards.run_id).dataset}/manifest.json",
-        ancient(EXTENSION),
         ancient(TRACKING),
         code=stamp("runs/{run_id}"),
     output:
@@ -17,5 +16,7 @@ rule train:
         gpu=asked("train").gpu,
         mem_mb=asked("train").mem_mb,
         runtime=asked("train").runtime,
+    params:
+        preset=PRESET.name,
     shell:
-        "attngeo train {wildcards.run_id} --preset {PRESET.name} --stamp {input.code} > {log} 2>&1"
+        "attngeo train {wildcards.run_id} --preset {params.preset} --stamp {input.code} > {log} 2>&1"

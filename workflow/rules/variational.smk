@@ -13,5 +13,7 @@ rule variational:
         gpu=asked("analyze").gpu,
         mem_mb=asked("analyze").mem_mb,
         runtime=asked("analyze").runtime,
+    params:
+        preset=PRESET.name,
     shell:
-        "attngeo analyze variational --preset {PRESET.name} --stamp {input.code} > {log} 2>&1"
+        "attngeo analyze variational --preset {params.preset} --stamp {input.code} > {log} 2>&1"

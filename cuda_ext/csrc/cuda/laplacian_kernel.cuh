@@ -47,7 +47,7 @@ laplacian_forward(const T* __restrict__ q, const T* __restrict__ k, T* __restric
           inside && first_landmark + token < landmarks ? k[(first_landmark + token) * channels + channel] : T(0);
     }
     __syncthreads();
-#pragma unroll
+#pragma unroll 8
     for (int depth = 0; depth < kDepth; ++depth) {
       T a[kPerThread], b[kPerThread];
 #pragma unroll
@@ -119,7 +119,8 @@ laplacian_backward(const T* __restrict__ grad, const T* __restrict__ kernel, con
       shared.right[depth][offset] = other < y_count && channel < channels ? y_tokens[other * channels + channel] : T(0);
     }
     __syncthreads();
-#pragma unroll
+    // Unrolling this loop makes the compiler spill registers on every architecture.
+#pragma unroll 1
     for (int depth = 0; depth < kDepth; ++depth) {
       T weight[kPerThread], other[kPerThread];
 #pragma unroll

@@ -5,6 +5,7 @@ in memory at a time, states and spectra in float64 so that half-precision weight
 graphs of the current window outlive their layer, for the comparison with shuffled depth.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +96,7 @@ def _measure_trained(
     graphs = GraphMeasurements("trained", len(sites), loaded.adapter.causal, seed)
 
     def on_layer(capture: LayerCapture) -> None:
-        graph = walk.effective_graph(capture.attention.double())
+        graph = walk.effective_graph(capture.attention)
         graphs.add(capture.layer, graph)
         walks.add(capture, graph)
 
@@ -120,7 +121,7 @@ def _measure_random_init(rows: Rows, config: Any, inputs: list[Tensor], seed: in
         stream_layers(
             untrained,
             window,
-            lambda capture: graphs.add(capture.layer, walk.effective_graph(capture.attention.double())),
+            lambda capture: graphs.add(capture.layer, walk.effective_graph(capture.attention)),
         )
     graphs.write(rows)
     for layer, site in enumerate(sites):
@@ -173,5 +174,5 @@ def _write_edge_isometry(rows: Rows, walks: WalkMeasurements) -> None:
         for control, values in (("trained", scores), ("null", null_scores), ("excess", scores - null_scores)):
             rows.add_mean(layer, "transport_isometry_score", control, values, "edges", convention=convention)
         for control, values in (("trained", gains), ("null", null_gains)):
-            variation = (values.std() / values.mean()).item()
+            variation = (values.std() / values.mean()).item() if len(values) > 1 else math.nan
             rows.add(layer, "transport_gain_variation", control, variation, n=len(values), convention=gain_variation)

@@ -27,7 +27,7 @@ COLUMNS = (
     "spread_kind",
     "convention",
 )
-"""Columns of the frame. Layer -1 is the whole model, head -1 the whole layer; convention defines the number in words."""
+"""Columns of the frame. Layer -1 is the whole model, head -1 the whole layer; convention defines the number."""
 
 SINK_TOKENS = 4  # tokens left out of a decoder's reversibility: attention sinks sit on the first few
 SUBSPACE = 8  # leading eigenvectors whose turning from layer to layer is measured
@@ -203,7 +203,7 @@ class WalkMeasurements:
         if self.edges:
             draw = generator(self.seed, "edges", self.windows * len(self.sites) + layer)
             rows, columns = walk.sample_edges(graph, self.edges, draw)
-            self.gates[layer].append(walk.gates(capture.attention.double())[:, rows, columns].T)
+            self.gates[layer].append(walk.gates(capture.attention[:, rows, columns].double()).T)
             self.states[layer].append(site.states(capture.attention_input)[columns])
         self.windows += layer == len(self.sites) - 1
 

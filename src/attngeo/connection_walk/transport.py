@@ -49,8 +49,8 @@ def edge_transports(weights: HeadWeights, gates: Tensor) -> Tensor:
 def edge_singular_values(weights: HeadWeights, gates: Tensor) -> Tensor:
     """Singular values of the transports of E edges, ascending: gates [E, H] -> [E, edge_rank].
 
-    T = W_V Z with W_V [C, K D] side by side and Z [K D, C] the gated sum of W_O over each group's heads. Their squares
-    are the eigenvalues of R_V Z Z^T R_V^T, so that values are exact to 1e-8 of the largest, the root of float64's epsilon.
+    T = W_V Z with W_V [C, K D] side by side and Z [K D, C] the gated sum of W_O over each group's heads. The squared
+    values are the eigenvalues of R_V Z Z^T R_V^T, so that the values are exact to 1e-8 of the largest.
     """
     edges, side = gates.shape[0], weights.groups * weights.head_dim
     rank = edge_rank(weights)

@@ -14,12 +14,12 @@ _CHUNK_ELEMENTS = 2_000_000  # 16 MB of float64 transported states at a time, wh
 
 
 def effective_graph(attention: Tensor) -> Tensor:
-    """P, the mean of the heads' maps: [H, N, N] -> [N, N]."""
-    return attention.mean(0)
+    """P, the mean of the heads' maps: [H, N, N] -> float64 [N, N]."""
+    return attention.mean(0).double()
 
 
 def gates(attention: Tensor) -> Tensor:
-    """g^h_ij, the share of each head in each edge, 0 where there is no edge: [H, N, N] -> [H, N, N]."""
+    """g^h_ij, the share of each head in each edge, 0 where there is no edge: [H, ...] -> [H, ...]."""
     total = attention.sum(0)
     return torch.where(total > 0, attention / torch.where(total > 0, total, 1.0), 0.0)
 
@@ -32,17 +32,12 @@ def edge_messages(weights: HeadWeights, edge_gates: Tensor, states: Tensor) -> T
 
 def connection_walk(attention: Tensor, states: Tensor, weights: HeadWeights) -> Tensor:
     """The block's output as one step of the walk, edge by edge: [H, N, N], [N, C] -> [N, C]."""
-    graph, edge_gates = effective_graph(attention), gates(attention)
     tokens, width = states.shape
     rows = max(1, _CHUNK_ELEMENTS // (tokens * width))
-    steps = [
-        torch.einsum(
-            "ij,ijc->ic",
-            graph[start : start + rows],
-            edge_messages(weights, edge_gates[:, start : start + rows], states),
-        )
-        for start in range(0, tokens, rows)
-    ]
+    steps = []
+    for some in attention.split(rows, dim=1):
+        messages = edge_messages(weights, gates(some), states)
+        steps.append(torch.einsum("ij,ijc->ic", effective_graph(some), messages))
     return torch.cat(steps) + bias_term(attention, weights) + weights.output_bias
 
 

@@ -16,7 +16,7 @@ SHIFT_SHARE = 8  # shifts reach one eighth of the image's side
 
 
 def place(images: np.ndarray, size: int, shifts: np.ndarray | None) -> Tensor:
-    """Grey uint8 [B, H, W] on a black square, centred, moved by `shifts` [B, 2] (down, right): uint8 [B, 1, size, size].
+    """Grey uint8 [B, H, W] on a black square, centred, moved by `shifts` [B, 2] (down, right): uint8 [B, 1, S, S].
 
     What is moved over the edge is lost. Images larger than the square are reduced first (bilinear, antialiased).
     """
@@ -26,15 +26,15 @@ def place(images: np.ndarray, size: int, shifts: np.ndarray | None) -> Tensor:
         target = (max(1, round(height * scale)), max(1, round(width * scale)))
         floats = torch.from_numpy(images).unsqueeze(1).to(torch.float32)
         reduced = torch.nn.functional.interpolate(floats, target, mode="bilinear", antialias=True)
-        images = reduced.round().clamp(0, 255).to(torch.uint8).squeeze(1).numpy()
+        images = np.asarray(reduced.round().clamp(0, 255).to(torch.uint8).squeeze(1))
         height, width = target
     top, left = (size - height) // 2, (size - width) // 2
     if shifts is None:
         shifts = np.zeros((count, 2), np.int64)
     margin = int(np.abs(shifts).max(initial=0))
     canvas = np.zeros((count, size + 2 * margin, size + 2 * margin), np.uint8)
-    for image, target, (down, right) in zip(images, canvas, (shifts + margin).tolist(), strict=True):
-        target[top + down : top + down + height, left + right : left + right + width] = image
+    for image, area, (down, right) in zip(images, canvas, (shifts + margin).tolist(), strict=True):
+        area[top + down : top + down + height, left + right : left + right + width] = image
     return torch.from_numpy(canvas[:, margin : margin + size, margin : margin + size]).unsqueeze(1)
 
 
@@ -47,7 +47,7 @@ def read_arrays(path: Path, split: Split) -> tuple[np.ndarray, np.ndarray]:
 def augmented(
     images: np.ndarray, indices: np.ndarray, size: int, seed: int, pass_number: int, augment: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Place `images`, those of `indices`, as training (shifted) or validation sees them; which of them are to be mirrored."""
+    """Place the images of `indices` as training (shifted) or validation sees them; which are to be mirrored."""
     if not augment:
         return place(images, size, None), None
     draws = uniform_draws(seed, pass_number, indices)

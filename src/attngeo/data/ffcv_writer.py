@@ -1,8 +1,8 @@
 """Writes .beton files with FFCV, in a process of its own, so that no fault of the writer can hang or leak here.
 
-FFCV's writer waits for ever when one of its workers dies, and a worker dies of any sample that it cannot store. Here every
-sample is checked and converted before FFCV sees it; a worker that dies all the same ends the writing process at once, and
-with it its workers; the file appears under its name only when it is complete.
+FFCV's writer waits for ever when one of its workers dies, and a worker dies of any sample that it cannot store. Here
+every sample is checked and converted before FFCV sees it; a worker that dies all the same ends the writing process at
+once, and with it its workers; the file appears under its name only when it is complete.
 
 Run as a program: `python -m attngeo.data.ffcv_writer FOLDER`, which holds the list of images and the job.
 """
@@ -64,8 +64,8 @@ def write_beton(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Write `files` (paths below `root`) to `target`; returns (refused: path -> reason, noted: path -> remark).
 
-    If any image is refused, `target` is not written: call again without it. With one worker the bytes are the same each
-    time. Raises UserError when the writer fails.
+    If any image is refused, `target` is not written: call again without it. With one worker the bytes are the same
+    each time. Raises UserError when the writer fails.
     """
     job = Job(root.absolute().as_uri(), write_mode, max_resolution, jpeg_quality, workers, os.getpid())
     with (
@@ -89,7 +89,7 @@ def write_beton(
             message = lines[-1] if lines else "see the messages above"
             raise UserError(
                 f"FFCV could not write {shown(target)}: {message} (exit status {finished.returncode})",
-                "see that the disk and shared memory (/dev/shm) have space; pack with one worker; or use storage 'folder'",
+                "make space on the disk and in /dev/shm; pack with one worker; or use storage 'folder'",
             )
         refused, noted = _read_problems(scratch / PROBLEMS)
         if not refused:

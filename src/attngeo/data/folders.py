@@ -1,9 +1,9 @@
 """Image folders in the layout SPLIT/CLASS/FILE: what is in them, what is odd about them, and how they are split.
 
-Rules, the same whatever reads the images later: classes are the sub-folders in order of their names' bytes; images are
-found at any depth in a class folder; symbolic links are followed, a link that leads nowhere or round in a circle is
-reported; hidden files and files without an image's suffix are reported and left out. Names are bytes to the system: those
-that are not UTF-8 are kept as they are and shown with escapes.
+Rules, the same whatever reads the images later: classes are the sub-folders in order of their names' bytes; images
+are found at any depth in a class folder; symbolic links are followed, a link that leads nowhere or round in a circle
+is reported; hidden files and files without an image's suffix are reported and left out. Names are bytes to the
+system: those that are not UTF-8 are kept as they are and shown with escapes.
 """
 
 import hashlib
@@ -38,15 +38,15 @@ class ImageFolder:
 
 
 def shown(name: str | os.PathLike[str]) -> str:
-    """A file name as text that any log, CSV or JSON file can hold; bytes that are not UTF-8 become escapes like \\xf1."""
+    """A file name as text that any log or file can hold; bytes that are not UTF-8 become escapes like \\xf1."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def split_by_hash(paths: list[str], share: float = 0.2) -> set[str]:
-    """The paths (CLASS/FILE) held out for validation: in each class, the `share` with the smallest SHA-256 of their path.
+    """The paths (CLASS/FILE) held out: in each class, the `share` with the smallest SHA-256 of their path.
 
-    A function of the names alone: the same on every machine and in any order of listing. A class of one image keeps it for
-    training.
+    A function of the names alone: the same on every machine and in any order of listing. A class of one image keeps
+    it for training.
     """
     by_class: dict[str, list[str]] = defaultdict(list)
     for path in paths:
@@ -62,8 +62,8 @@ def split_by_hash(paths: list[str], share: float = 0.2) -> set[str]:
 def scan(root: Path) -> ImageFolder:
     """List the images of `root`, which has train/ and val/ folders of class folders, or class folders only.
 
-    Raises UserError when there are no classes, a class is empty, validation images lie flat in their folder, or the two
-    splits do not have the same classes.
+    Raises UserError when there are no classes, a class is empty, validation images lie flat in their folder, or the
+    two splits do not have the same classes.
     """
     if not root.is_dir():
         raise UserError(
@@ -75,7 +75,7 @@ def scan(root: Path) -> ImageFolder:
         missing = next(split for split in SPLITS if split not in present)
         raise UserError(
             f"{shown(root)} has {present[0]}/ but no {missing}/",
-            f"add {missing}/ with the same class folders, or give the folder {shown(root / present[0])} itself to have it split",
+            f"add {missing}/ with the same class folders, or give {shown(root / present[0])} to have that split",
         )
     if present:
         found = {split: _scan_classes(root, split, strays) for split in SPLITS}
@@ -153,7 +153,7 @@ def _scan_classes(root: Path, split: str, strays: list[tuple[str, str]]) -> dict
 def _scan_images(root: Path, folder: str, strays: list[tuple[str, str]]) -> list[str]:
     """Image paths relative to `root` below `folder`, in byte order; links to folders are followed once."""
     found: list[str] = []
-    pending = [(folder, (os.path.realpath(root / folder),))]
+    pending: list[tuple[str, tuple[str, ...]]] = [(folder, (os.path.realpath(root / folder),))]
     while pending:
         current, ancestors = pending.pop()
         for entry in os.scandir(root / current):

@@ -1,9 +1,9 @@
 """One rule for turning an image file into RGB bytes, used by packing and by every loader that reads files.
 
-The EXIF orientation is applied. Transparency is composited on white. Grey, palette, CMYK and other colour spaces become
-RGB; 16-bit grey is scaled to 8 bits. Of a file with several frames the first counts. Images longer than the bound are
-reduced (bicubic, antialiased). Files that are truncated, damaged, of more than 178 million pixels or of floating-point
-values are unreadable.
+The EXIF orientation is applied. Transparency is composited on white. Grey, palette, CMYK and other colour spaces
+become RGB; 16-bit grey is scaled to 8 bits. Of a file with several frames the first counts. Images longer than the
+bound are reduced (bicubic, antialiased). Files that are truncated, damaged, of more than 178 million pixels or of
+floating-point values are unreadable.
 """
 
 import io
@@ -15,7 +15,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-RULE = "EXIF orientation applied; transparency on white; grey, palette, CMYK to RGB; 16-bit grey scaled to 8 bits; first frame"
+RULE = (
+    "EXIF orientation applied; transparency on white; grey, palette and CMYK to RGB; 16-bit grey scaled to 8 bits; "
+    "first frame"
+)
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 

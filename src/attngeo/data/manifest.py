@@ -49,7 +49,8 @@ class Manifest:
     def data_path(self, split: Split) -> Path:
         """The file that holds a split (arrays, .beton) or lists it (folder), verified by size and SHA-256.
 
-        Raises UserError when it is missing or not the file that was packed: FFCV would read a damaged one without an error.
+        Raises UserError when it is missing or not the file that was packed: FFCV would read a damaged one without an
+        error.
         """
         entry = self.raw[split]
         path = (self.source_root() if self.storage == "arrays" else self.folder) / entry["path"]

@@ -38,11 +38,11 @@ def pack(
 ) -> Path:
     """Pack `source` (an image folder or the name of an embedded set) into the folder `out`; the path of its manifest.
 
-    "auto" keeps arrays in memory as they are, and makes .beton files of an image folder if FFCV is installed, else a list
-    of the files (the manifest says why). Images whose longer side exceeds `max_resolution` pixels are reduced. With one
-    worker the packed bytes are the same each time. `min_crop_area` is the smallest share of an image that training may
-    crop, a property of the data: a defect must not be cut away. What is left out, and why, is in refused.csv. The manifest
-    is written last. Raises UserError for sets that cannot be used.
+    "auto" keeps arrays in memory as they are, and makes .beton files of an image folder if FFCV is installed, else a
+    list of the files (the manifest says why). Images whose longer side exceeds `max_resolution` pixels are reduced.
+    With one worker the packed bytes are the same each time. `min_crop_area` is the smallest share of an image that
+    training may crop, a property of the data: a defect must not be cut away. What is left out, and why, is in
+    refused.csv. The manifest is written last. Raises UserError for sets that cannot be used.
     """
     _check_options(max_resolution, write_mode, jpeg_quality, workers, min_crop_area)
     with explain_os_errors(out):
@@ -207,7 +207,7 @@ def _pack_folder(
 def _write_accepted(
     found: ImageFolder, split: str, write: Callable[[Sequence[ImageFile]], Problems]
 ) -> tuple[list[ImageFile], dict[str, str], dict[str, str]]:
-    """Write a split, leaving out what cannot be read: (images kept, refused, noted). UserError if a class has none left."""
+    """Write a split without what cannot be read: (kept, refused, noted). UserError if a class has none left."""
     kept = found.splits[split]
     refused: dict[str, str] = {}
     while True:
@@ -260,7 +260,7 @@ def _sort_outcomes(files: Sequence[ImageFile], outcomes: Iterable[tuple[str | No
 def _statistics(
     root: Path, files: Sequence[ImageFile], packed: Path | None, max_resolution: int
 ) -> tuple[list[float], list[float], int, list[int] | None]:
-    """Mean and standard deviation of each channel in [0, 1] over evenly spaced training images; their number; their shape.
+    """Mean and deviation of each channel, in [0, 1], over evenly spaced training images; their number and shape.
 
     The shape [3, H, W] is None if it varies. Every image counts the same, whatever its size.
     """

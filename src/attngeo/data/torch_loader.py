@@ -1,4 +1,5 @@
-"""Batches through torch's DataLoader and Pillow: from the original files, from .beton files without FFCV, or from arrays.
+"""Batches through torch's DataLoader and Pillow: from the original files, from .beton files without FFCV, or from
+arrays.
 
 The pixels of an image depend on (seed, pass, index) alone; worker processes draw nothing at random, and the global
 generators are not touched, so that the randomness of the model is the same with any loader.
@@ -52,7 +53,7 @@ class FolderPixels:
 
 
 class CroppedImages(Dataset[Sample]):
-    """Samples by (pass, index): a crop of random place and shape, or the central one, resized (bilinear, antialiased)."""
+    """Samples by (pass, index): a random crop, or the central one, resized (bilinear, antialiased)."""
 
     def __init__(self, pixels: Pixels, *, size: int, seed: int, augment: bool, min_area: float) -> None:
         self.pixels = pixels
@@ -61,7 +62,7 @@ class CroppedImages(Dataset[Sample]):
         self.augment = augment
         self.min_area = min_area
 
-    def __getitem__(self, key: tuple[int, int]) -> Sample:  # type: ignore[override]
+    def __getitem__(self, key: tuple[int, int]) -> Sample:
         pass_number, index = key
         pixels, label = self.pixels[index]
         height, width = pixels.shape[:2]
@@ -86,7 +87,7 @@ class PlacedArrays(Dataset[Sample]):
         self.seed = seed
         self.augment = augment
 
-    def __getitem__(self, key: tuple[int, int]) -> Sample:  # type: ignore[override]
+    def __getitem__(self, key: tuple[int, int]) -> Sample:
         pass_number, index = key
         image, flips = array_loader.augmented(
             self.images[index : index + 1], np.array([index]), self.size, self.seed, pass_number, self.augment
@@ -113,7 +114,7 @@ class TorchBatches(Batches):
     ) -> None:
         super().__init__(manifest, split, order, **options)
         self.workers = workers
-        common = {"size": self.image_size, "seed": order.seed, "augment": self.augment}
+        common: dict[str, Any] = {"size": self.image_size, "seed": order.seed, "augment": self.augment}
         self._dataset: Dataset[Sample]
         if manifest.storage == "arrays":
             self._dataset = PlacedArrays(path, split, **common)
@@ -136,11 +137,11 @@ class TorchBatches(Batches):
     def _samples(self, keys: list[list[tuple[int, int]]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         if self.workers == 0 or not keys:
             for batch in keys:
-                yield _collate([self._dataset[key] for key in batch])  # type: ignore[index]
+                yield _collate([self._dataset[key] for key in batch])
             return
         yield from DataLoader(
             self._dataset,
-            batch_sampler=keys,  # type: ignore[arg-type]
+            batch_sampler=keys,
             num_workers=self.workers,
             collate_fn=_collate,
             worker_init_fn=_one_thread,

@@ -79,22 +79,24 @@ def permutation(seed: int, pass_number: int, num_images: int) -> np.ndarray:
 def uniform_draws(seed: int, pass_number: int, indices: np.ndarray) -> np.ndarray:
     """Uniform numbers in [0, 1), float64 [n, DRAWS_PER_IMAGE]: row i depends on (seed, pass, indices[i]) alone.
 
-    Counter-based (the output function of SplitMix64 on key + counter * golden ratio), so that any image can be drawn alone.
+    Counter-based (the output function of SplitMix64 on key + counter * golden ratio), so that any image can be drawn
+    alone.
     """
     key = np.uint64(derive_seed(seed, "augmentation", pass_number))
-    counters = np.asarray(indices, dtype=np.uint64)[:, None] * np.uint64(DRAWS_PER_IMAGE)
+    counters: np.ndarray = np.asarray(indices, dtype=np.uint64)[:, None] * np.uint64(DRAWS_PER_IMAGE)
     counters = counters + np.arange(1, DRAWS_PER_IMAGE + 1, dtype=np.uint64)
-    state = key + counters * np.uint64(GOLDEN)
+    state: np.ndarray = key + counters * np.uint64(GOLDEN)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     state = state ^ (state >> np.uint64(31))
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.ldexp((state >> np.uint64(11)).astype(np.float64), -53)
 
 
 def random_crops(draws: np.ndarray, heights: np.ndarray, widths: np.ndarray, min_area: float) -> np.ndarray:
     """Crop boxes (top, left, height, width), int32 [n, 4], of random area in [min_area, 1] and aspect in [3/4, 4/3].
 
-    The first of ten attempts that fits counts; if none fits, the largest centred box whose aspect is within the bounds.
+    The first of ten attempts that fits counts; if none fits, the largest centred box whose aspect is within the
+    bounds.
     """
     heights = np.asarray(heights, dtype=np.int64)
     widths = np.asarray(widths, dtype=np.int64)

@@ -17,7 +17,7 @@ def draw(preset: Preset, name: str, code_digest: str) -> list[Path]:
     outputs = [preset.results / path for path in target.outputs]
     module = importlib.import_module(target.module)
     if target.kind == "page":
-        module.write_page(preset.name, preset.results, outputs[0])
+        module.write_page(preset.name, preset.results, outputs[0], inputs=inputs)
     else:
         from attngeo.paper import render
 

@@ -109,8 +109,6 @@ def write_stamps(preset: Preset) -> None:
     digests.save_cache()
 
 
-def current_digest(preset: Preset, name: str) -> str:
-    """The digest of a job as its code is now, for jobs that are started by hand."""
-    return next(
-        str(content(code_digests(preset.root))["digest"]) for known, content in stamp_names(preset) if known == name
-    )
+def current_stamp(preset: Preset, name: str) -> dict[str, Any]:
+    """The stamp of a job as its code is now, for jobs that are started by hand."""
+    return dict(stamp_names(preset))[name](code_digests(preset.root))

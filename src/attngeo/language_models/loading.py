@@ -1,6 +1,7 @@
 """Opens a Hugging Face model folder for analysis: headless, in evaluation mode, with attention maps in sight."""
 
 import json
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from attngeo.errors import UserError
 from attngeo.files import read_json
 from attngeo.language_models.architectures import ARCHITECTURES, Architecture, AttentionSite, architecture_of
 
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FETCH_AGAIN = "fetch the model again"
 _SUPPORTED = f"use a model of one of the families {', '.join(sorted(ARCHITECTURES))}"
 
@@ -45,19 +47,15 @@ class LoadedModel:
 
 
 def load(folder: Path | str, dtype: torch.dtype | None = torch.float32, *, model_id: str | None = None) -> LoadedModel:
-    """Load a local folder (config.json, weights, tokenizer files if any); the model id defaults to the folder's name.
+    """Load a local folder (config.json, weights, tokenizer files if any) or a hub name ("owner/model").
 
-    dtype None keeps the precision of the weights file. Raises UserError for a missing folder, an unsupported family,
-    and weights that are missing or do not fit.
+    The model id defaults to the last part of the name; dtype None keeps the precision of the weights file. Raises
+    UserError for a missing model, an unsupported family, and weights that are missing or do not fit.
     """
     import transformers
 
-    folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise UserError(
-            f"no model in {folder}: it holds no config.json", "name a Hugging Face model folder, or run `attngeo fetch`"
-        )
-    name = model_id or folder.resolve().name
+    name = model_id or Path(folder).resolve().name
+    folder = _local_folder(folder)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
@@ -117,6 +115,28 @@ def random_init(config: Any, seed: int, dtype: torch.dtype = torch.float32, *, m
 def parameters(model: nn.Module) -> int:
     """Number of parameters of the headless model, tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _local_folder(folder: Path | str) -> Path:
+    """The folder itself, or the hub's snapshot of that name: configuration, safetensors and tokenizer, never code."""
+    path, name = Path(folder), str(folder)
+    if (path / "config.json").is_file():
+        return path
+    if path.exists() or not _HUB_NAME.fullmatch(name):
+        raise UserError(
+            f"no model in {path}: it holds no config.json", "name a Hugging Face model folder, or run `attngeo fetch`"
+        )
+    import huggingface_hub
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"])
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{name} is no local model folder and the hub did not give it: {_first_line(error)}",
+            "check the name and the network, or name a local folder",
+        ) from error
 
 
 @contextmanager

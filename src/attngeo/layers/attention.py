@@ -85,7 +85,7 @@ class Attention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """[B, N, H * D] -> [B, H, N, D]."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
 
     def merge_heads(self, x: Tensor) -> Tensor:
         """[B, H, N, D] -> [B, N, H * D]."""

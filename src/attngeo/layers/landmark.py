@@ -140,7 +140,7 @@ class LandmarkAttention(Attention):
                     identity = torch.eye(landmark_kernel.shape[-1], device=inverse.device, dtype=inverse.dtype)
                     shifted = landmark_kernel + self.solver_eps * identity
                     residual = (identity - shifted @ inverse).norm(dim=(-2, -1))
-            self.solver_residual = residual.detach().amax()
+            self.solver_residual = residual.detach().amax() if residual.numel() else None
             return inverse
 
         return invert

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FOLDERS_OF_A_PRESET = ("runs", "analyses")
-_COST_COLUMNS = ("parameters", "gmac", "gmac_with_apart")
-_FINAL_REQUIRED = ("run_id", "model", "attention", "dataset", "seed", "accuracy", "n_eval", "feeds")
+_FINAL_REQUIRED = (
+    *("run_id", "model", "attention", "dataset", "seed", "accuracy", "n_eval", "feeds"),
+    *("parameters", "gmac", "gmac_with_apart", "gmac_uncounted"),
+)
 _EPOCH_REQUIRED = ("epoch", "images_seen", "train_loss", "val_top1")
 
 
@@ -42,8 +44,8 @@ def preset_name(paths: Iterable[Path]) -> str:
 def read_finals(paths: Iterable[Path]) -> "pd.DataFrame":
     """The final.json of every run among `paths`, a row a run, sorted by data set, attention, seed and run.
 
-    Entries that are themselves tables (loader, ran) stay in the frame as dictionaries. The counts of the cost become
-    columns gmac, and gmac_with_apart with what the counting rule lists apart.
+    Entries that are themselves tables (loader, ran) stay in the frame as dictionaries. A model with layers that could
+    not be counted has no cost: gmac and gmac_with_apart are NaN.
     """
     import pandas as pd
 
@@ -51,11 +53,10 @@ def read_finals(paths: Iterable[Path]) -> "pd.DataFrame":
     for path in sorted(path for path in paths if path.name == "final.json"):
         final = read_json(path)
         _require(path, final, _FINAL_REQUIRED)
-        counts = final.get("macs", final)
-        _require(path, counts, ("parameters", "total", "total_with_apart"))
-        costs = (counts["parameters"], counts["total"] / 1e9, counts["total_with_apart"] / 1e9)
-        rows.append(final | dict(zip(_COST_COLUMNS, costs, strict=True)))
-    frame = pd.DataFrame(rows, columns=None if rows else [*_FINAL_REQUIRED, *_COST_COLUMNS])
+        if final["gmac_uncounted"]:
+            final |= {"gmac": math.nan, "gmac_with_apart": math.nan}
+        rows.append(final)
+    frame = pd.DataFrame(rows, columns=None if rows else list(_FINAL_REQUIRED))
     return frame.sort_values(["dataset", "attention", "seed", "run_id"], kind="stable", ignore_index=True)
 
 

@@ -47,7 +47,7 @@ ATTENTION = {
 }
 CONTROL = {
     "trained": Series("trained", "#D55E00", "o", "-"),
-    "null": Series("shape-matched null", "#7A7A7A", "s", (0, (4, 1.5))),
+    "null": Series("shape-matched null", "#9C9C9C", "s", (0, (4, 1.5))),
     "random_init": Series("random init", "#0B4F9E", "^", (0, (1, 1.2))),
     "excess": Series("excess over null", "#000000", "D", "-"),
 }

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # Modules that move data, names and messages but compute no number.
-NOT_COMPUTATION = ("attngeo", "attngeo.cli", "attngeo.config", "attngeo.doctor", "attngeo.errors", "attngeo.files")
+NOT_COMPUTATION = tuple(
+    f"attngeo{name}" for name in ("", ".cli", ".config", ".doctor", ".errors", ".files", ".gpu_lease", ".jobs.stamps")
+)
 NOT_COMPUTATION_PACKAGES = ("attngeo.tracking.",)
 
 _C_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
@@ -269,6 +271,7 @@ def write_stamp(path: Path, content: Mapping[str, Any]) -> None:
     aside.replace(path)
 
 
-def read_stamp(path: Path) -> str:
-    """The digest kept in a stamp file."""
-    return str(json.loads(path.read_text(encoding="utf-8"))["digest"])
+def read_stamp(path: Path) -> dict[str, Any]:
+    """The content of a stamp file; its digest is under "digest"."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from attngeo.files import path_aside
+from attngeo.files import explain_os_errors, path_aside
 
 EXPERIMENTS = ("LaplacianFormer", "Connection walk", "Fiber bundle", "Variational", "Figures and tables")
 _SQLITE = "sqlite:///"
@@ -104,9 +104,11 @@ def _follow_move(path: Path, artifacts: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the store's lock file, beside the database, for this process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as lock:
+    """Hold the store's lock file, beside the database, for this process; UserError where nothing can be written."""
+    with explain_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f".{path.name}.lock").open("w")
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -30,6 +30,7 @@ class Recipe:
     label_smoothing: float  # probability mass spread over all classes
     drop_path: float  # probability of dropping a residual branch in the last block
     image_size: int  # pixels a side
+    augment: bool = True  # random crops or shifts, and flips; harmful where no image is seen twice
     autocast: Literal["none", "bfloat16"] = "none"
     max_eval_images: int | None = None  # evenly spaced over the validation set; None: all
     mixup: float = 0.0  # alpha of the Beta distribution of mixing weights; 0: off
@@ -87,7 +88,7 @@ def _convert(key: str, value: Any, annotation: Any) -> Any:
             return int(value)
     except (TypeError, ValueError):
         pass
-    if value in kinds:
+    if value in kinds or (bool in kinds and isinstance(value, bool)):
         return value
     raise UserError(f"{key} is {value!r}", f"give {key} a value of type {annotation}")
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from attngeo.ops import backend as _backend
-from attngeo.ops.gaussian_kernel.naive import squared_distance
 from attngeo.ops.precision import compute_dtype, result_dtype, without_autocast
 
 Metric = Literal["query", "key", "mean"]
@@ -49,8 +48,8 @@ def pairwise_squared_distance(q: Tensor, k: Tensor, a: Tensor, U: Tensor, metric
 
     `metric` says whose G counts: the query's (a [B,H,N,D], U [B,H,N,D,R]), the key's (a [B,H,M,D], U [B,H,M,D,R]), or
     the mean of both, where one set of tokens carries the metrics and so N = M. With a = 1 and U = 0 all three are
-    the squared Euclidean distance. Works by R + 2 matrix products (twice that for the mean) and keeps R N x M maps
-    for the gradient.
+    the squared Euclidean distance. Takes R + 2 matrix products (twice that for the mean) and keeps R maps N x M for
+    the gradient.
     """
     if metric not in ("query", "key", "mean"):
         raise ValueError(f"metric must be 'query', 'key' or 'mean', not {metric!r}")
@@ -80,8 +79,13 @@ def _prepare(dtype: torch.dtype, *tensors: Tensor) -> list[Tensor]:
 
 
 def _capacitance_root(U: Tensor, scaled_U: Tensor) -> Tensor:
-    """Cholesky root of I + U^T diag(a)^-1 U, an R x R matrix that is positive definite by construction."""
-    return torch.linalg.cholesky(torch.eye(U.shape[-1], dtype=U.dtype, device=U.device) + U.mT @ scaled_U)
+    """Cholesky root of I + U^T diag(a)^-1 U, an R x R matrix that is positive definite by construction.
+
+    It fails only on input that is not finite or that overflows: NaN then, for the caller's policy to see.
+    """
+    capacitance = torch.eye(U.shape[-1], dtype=U.dtype, device=U.device) + U.mT @ scaled_U
+    root, failed = torch.linalg.cholesky_ex(capacitance)
+    return root.masked_fill(failed.bool()[..., None, None], torch.nan)
 
 
 def _query_distance(q: Tensor, k: Tensor, a: Tensor, U: Tensor) -> Tensor:
@@ -90,11 +94,8 @@ def _query_distance(q: Tensor, k: Tensor, a: Tensor, U: Tensor) -> Tensor:
         # Distances do not depend on the origin; near the tokens the expansion loses the fewest digits.
         centre = k.detach().mean(-2, keepdim=True)
         q, k = q - centre, k - centre
-    # Splitting off the Euclidean part keeps a = 1, U = 0 equal to the plain distance.
-    excess = a - 1.0
-    own = (excess * q.square()).sum(-1).unsqueeze(-1)
-    diagonal = squared_distance(q, k) + own + excess @ k.square().mT - 2.0 * (excess * q) @ k.mT
-    distance = diagonal.clamp_min(0.0)
+    squares = (a * q.square()).sum(-1).unsqueeze(-1) + a @ k.square().mT
+    distance = (squares - 2.0 * (a * q) @ k.mT).clamp_min(0.0)
     for rank in range(U.shape[-1]):
         direction = U[..., rank]
         distance = distance + ((direction * q).sum(-1).unsqueeze(-1) - direction @ k.mT).square()

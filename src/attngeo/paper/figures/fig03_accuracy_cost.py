@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attngeo.paper.render import Drawn
 from attngeo.paper.results import (
+    listed,
     made_from,
     non_finite_sentence,
     preset_name,
@@ -70,7 +71,7 @@ def draw(inputs: Sequence[Path]) -> Drawn:
         f"(n = {seeds}), bars plus and minus one sample standard deviation; the mark counts convolutions, linear "
         "layers and products with tokens, the thin line to its right adds distances, the solver, Nystrom statistics "
         "and metric inversions. The published counting rule is unknown and the data sets differ, so no panel is to be "
-        "compared with another point by point. "
+        f"compared with another point by point. {_without_cost(ours)}"
         f"{made_from(preset_name(inputs), finals)}" + non_finite_sentence(int(ours["non_finite"].sum()))
     )
     return Drawn(figure, data, caption)
@@ -86,6 +87,12 @@ def _our_points(finals: "pd.DataFrame") -> "pd.DataFrame":
         source="this project",
         parameters_m=points["parameters"] / 1e6,
     )
+
+
+def _without_cost(ours: "pd.DataFrame") -> str:
+    """Caption sentence on our models whose cost could not be counted; empty if there are none."""
+    models = listed(ours.loc[ours["gmac"].isna(), "model"])
+    return f"Not drawn, since some of their layers give no count: {models}. " if models else ""
 
 
 def _draw_published(axis: "Axes", points: "pd.DataFrame") -> None:

@@ -1,0 +1,28 @@
+"""Job: compile the extension; quick when nothing changed, and safe beside another build."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from attngeo.errors import UserError
+
+
+def build(root: Path) -> dict[str, Any]:
+    """Compile cuda_ext if its sources, torch or the compilers changed; return what the build recorded.
+
+    Must run before the operators are imported. Without a compiler nothing is built and the record says why. Raises
+    UserError if the sources do not compile.
+    """
+    folder = root / "cuda_ext"
+    command = [sys.executable, str(folder / "setup.py"), "build_ext", "--inplace"]
+    if subprocess.run(command, cwd=folder).returncode:
+        raise UserError("the extension did not compile", "read the compiler's message above; `attngeo doctor` helps")
+    recorded: dict[str, Any] = json.loads((folder / "attngeo_ext" / "build.json").read_text(encoding="utf-8"))
+    return recorded
+
+
+def uses_extension(stamp: dict[str, Any]) -> bool:
+    """Whether a digest stamp covers compiled operators."""
+    return bool(stamp.get("extension"))

@@ -1,0 +1,106 @@
+"""Laws of the low-rank metric: every function equals its dense form, and the Euclidean case is exact."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attngeo.ops.low_rank_metric import logdet, pairwise_squared_distance, quadratic_form, solve
+from attngeo.ops.low_rank_metric.naive import Metric
+from tests.tolerances import EUCLIDEAN_ROUNDINGS, FLOAT64_RELATIVE
+
+
+def metrics(*leading: int, channels: int, rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    a = 0.2 + torch.rand(*leading, channels, generator=generator, dtype=torch.float64)
+    U = torch.randn(*leading, channels, rank, generator=generator, dtype=torch.float64)
+    return a, U
+
+
+def dense(a: Tensor, U: Tensor) -> Tensor:
+    return torch.diag_embed(a) + U @ U.mT
+
+
+@pytest.mark.parametrize(("channels", "rank"), [(1, 1), (7, 3), (5, 5), (3, 7), (33, 2), (4, 0)])
+def test_solve_logdet_and_form_equal_the_dense_metric(channels: int, rank: int) -> None:
+    a, U = metrics(2, 3, 5, channels=channels, rank=rank)
+    x = torch.randn(2, 3, 5, channels, dtype=torch.float64)
+    G = dense(a, U)
+    tolerance = {"rtol": FLOAT64_RELATIVE, "atol": FLOAT64_RELATIVE}
+    torch.testing.assert_close(solve(a, U, x), torch.linalg.solve(G, x.unsqueeze(-1)).squeeze(-1), **tolerance)
+    torch.testing.assert_close(logdet(a, U), torch.linalg.slogdet(G).logabsdet, **tolerance)
+    torch.testing.assert_close(quadratic_form(a, U, x), torch.einsum("...c,...cd,...d->...", x, G, x), **tolerance)
+
+
+@pytest.mark.parametrize("metric", ["query", "key", "mean"])
+@pytest.mark.parametrize(("rows", "others", "channels", "rank"), [(5, 7, 3, 2), (1, 1, 1, 1), (7, 5, 33, 0)])
+def test_pairwise_distance_equals_the_dense_metric(
+    metric: Metric, rows: int, others: int, channels: int, rank: int
+) -> None:
+    others = rows if metric == "mean" else others
+    q = 3.0 + torch.randn(2, 1, rows, channels, dtype=torch.float64)
+    k = 3.0 + torch.randn(2, 1, others, channels, dtype=torch.float64)
+    a, U = metrics(2, 1, others if metric == "key" else rows, channels=channels, rank=rank)
+    G = dense(a, U)
+    difference = q.unsqueeze(-2) - k.unsqueeze(-3)
+    by_query = torch.einsum("...nmc,...ncd,...nmd->...nm", difference, G, difference) if metric != "key" else 0.0
+    by_key = torch.einsum("...nmc,...mcd,...nmd->...nm", difference, G, difference) if metric != "query" else 0.0
+    expected = (by_query + by_key) / (2.0 if metric == "mean" else 1.0)
+    assert isinstance(expected, Tensor)
+    distance = pairwise_squared_distance(q, k, a, U, metric)
+    torch.testing.assert_close(distance, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("metric", ["query", "key", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_unit_diagonal_and_no_low_rank_part_is_euclidean(metric: Metric, dtype: torch.dtype) -> None:
+    q, k = torch.randn(1, 2, 7, 5, dtype=dtype), torch.randn(1, 2, 7, 5, dtype=dtype)
+    a, U = torch.ones_like(q), torch.zeros(1, 2, 7, 5, 3, dtype=dtype)
+    expected = (q.double().unsqueeze(-2) - k.double().unsqueeze(-3)).square().sum(-1)
+    rounding = EUCLIDEAN_ROUNDINGS * torch.finfo(dtype).eps * float(expected.max())
+    torch.testing.assert_close(pairwise_squared_distance(q, k, a, U, metric).double(), expected, rtol=0, atol=rounding)
+    x = torch.randn(1, 2, 7, 5, dtype=dtype)
+    assert torch.equal(solve(a, U, x), x)
+    assert (logdet(a, U) == 0).all()
+    assert torch.equal(quadratic_form(a, U, x), x.square().sum(-1))
+
+
+def test_gradcheck_of_every_function() -> None:
+    a, U = metrics(1, 1, 3, channels=4, rank=2)
+    x = torch.randn(1, 1, 3, 4, dtype=torch.float64)
+    leaves = [tensor.requires_grad_() for tensor in (a, U, x)]
+    assert torch.autograd.gradcheck(solve, leaves)
+    assert torch.autograd.gradcheck(logdet, leaves[:2])
+    assert torch.autograd.gradcheck(quadratic_form, leaves)
+    k = torch.randn(1, 1, 3, 4, dtype=torch.float64, requires_grad=True)
+    for metric in ("query", "key", "mean"):
+        assert torch.autograd.gradcheck(
+            lambda q, k, a, U, metric=metric: pairwise_squared_distance(q, k, a, U, metric), (x, k, a, U)
+        )
+
+
+def test_empty_token_sets() -> None:
+    a, U = metrics(1, 2, 0, channels=4, rank=2)
+    q, k = torch.zeros(1, 2, 0, 4), torch.zeros(1, 2, 3, 4)
+    assert pairwise_squared_distance(q, k, a, U).shape == (1, 2, 0, 3)
+    assert pairwise_squared_distance(k, q, a, U, "key").shape == (1, 2, 3, 0)
+    assert solve(a, U, q).shape == (1, 2, 0, 4)
+    assert logdet(a, U).shape == (1, 2, 0)
+
+
+def test_autocast_keeps_float32() -> None:
+    a, U = (tensor.float() for tensor in metrics(1, 2, 5, channels=7, rank=3))
+    q, k = torch.randn(1, 2, 5, 7), torch.randn(1, 2, 5, 7)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = (pairwise_squared_distance(q, k, a, U, "mean"), solve(a, U, q), logdet(a, U), quadratic_form(a, U, q))
+    outside = (pairwise_squared_distance(q, k, a, U, "mean"), solve(a, U, q), logdet(a, U), quadratic_form(a, U, q))
+    assert all(torch.equal(first, second) for first, second in zip(inside, outside, strict=True))
+
+
+def test_a_metric_that_does_not_belong_to_its_tokens_is_named() -> None:
+    q, k = torch.zeros(1, 1, 5, 4), torch.zeros(1, 1, 3, 4)
+    a, U = torch.ones(1, 1, 5, 4), torch.zeros(1, 1, 5, 4, 2)
+    for metric in ("key", "mean"):
+        with pytest.raises(ValueError, match=f"metric='{metric}' needs"):
+            pairwise_squared_distance(q, k, a, U, metric)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not 'value'"):
+        pairwise_squared_distance(q, k, a, U, "value")  # type: ignore[arg-type]

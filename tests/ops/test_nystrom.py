@@ -1,0 +1,141 @@
+"""Laws of Nystrom attention: the linear form is the dense one, and the dense one is the definition."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attngeo.ops import gaussian_kernel, laplacian_kernel, newton_schulz_inverse, nystrom_attention, nystrom_matrix
+from attngeo.ops.nystrom import NORMALIZATIONS, Kernel, Normalization
+from tests.ops.references import relative_error
+from tests.tolerances import FLOAT64_RELATIVE, NYSTROM_FLOAT32_RELATIVE, NYSTROM_FLOAT64_RELATIVE
+
+
+def problem(rows: int = 29, landmarks: int = 5, std: float = 0.5) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    q = std * torch.randn(2, 3, rows, 8, generator=generator, dtype=torch.float64)
+    pooled = std * torch.randn(2, 3, landmarks, 8, generator=generator, dtype=torch.float64)
+    return q, pooled, torch.randn(2, 3, rows, 7, generator=generator, dtype=torch.float64)
+
+
+def newton(W: Tensor) -> Tensor:
+    return newton_schulz_inverse(W, 20)[0]
+
+
+@pytest.mark.parametrize("kernel", [laplacian_kernel, gaussian_kernel])
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize(("rows", "landmarks"), [(29, 5), (1, 1), (13, 1), (1, 3), (7, 11)])
+def test_the_linear_form_equals_the_dense_form(
+    kernel: Kernel, normalization: Normalization, rows: int, landmarks: int
+) -> None:
+    q, pooled, v = problem(rows, landmarks)
+    scale = None if normalization == "row_sum" else torch.tensor([1.0, 0.1, 1.0 / rows], dtype=torch.float64)
+    options = {"normalization": normalization, "solver": newton, "scale": scale}
+    leaves = [tensor.requires_grad_() for tensor in (q, pooled, v)]
+    output = nystrom_attention(q, pooled, v, kernel, **options)  # type: ignore[arg-type]
+    expected = nystrom_matrix(q, pooled, kernel, **options) @ v  # type: ignore[arg-type]
+    assert relative_error(output, expected) <= NYSTROM_FLOAT64_RELATIVE
+    weight = torch.randn(output.shape, dtype=torch.float64)
+    if normalization == "injective" and rows == 1:
+        return  # the variance is 0 up to rounding: its gradient is rounding over rounding
+    for grad, expected_grad in zip(
+        torch.autograd.grad(output, leaves, weight), torch.autograd.grad(expected, leaves, weight), strict=True
+    ):
+        assert (grad - expected_grad).abs().max() <= 1e-8 * (1 + expected_grad.abs().max())
+
+
+def test_float32_keeps_the_promised_accuracy() -> None:
+    q, pooled, v = problem(rows=251, std=0.1)  # small spread: E[g^2] - mean^2 would cancel here
+    expected = nystrom_matrix(q, pooled, laplacian_kernel) @ v
+    output = nystrom_attention(q.float(), pooled.float(), v.float(), laplacian_kernel)
+    assert output.dtype == torch.float32
+    assert relative_error(output, expected) <= NYSTROM_FLOAT32_RELATIVE
+
+
+@pytest.mark.parametrize("normalization", ["injective", "injective_row"])
+def test_injective_rows_equal_their_definition_entry_by_entry(normalization: Normalization) -> None:
+    q, pooled, _ = problem(rows=11, landmarks=3)
+    C, W = laplacian_kernel(q, pooled), laplacian_kernel(pooled, pooled)
+    G = C @ torch.linalg.inv(W + 0.01 * torch.eye(3, dtype=W.dtype)) @ C.mT
+    Z = nystrom_matrix(q, pooled, laplacian_kernel, normalization=normalization)
+    g = G[1, 2]
+    expected = torch.empty(11, 11, dtype=torch.float64)
+    sigma = g.var(dim=0, correction=0)
+    for i in range(11):
+        for j in range(11):
+            if normalization == "injective":
+                eps = 1e-3 * sigma.mean() + 1e-12
+                expected[i, j] = (g[i, j] - g[:, j].mean()) / (sigma[j] + eps).sqrt() + 1 / 11
+            else:
+                expected[i, j] = g[i, j] - g[i].mean() + 1 / 11
+    torch.testing.assert_close(Z[1, 2], expected, rtol=FLOAT64_RELATIVE, atol=FLOAT64_RELATIVE)
+    means = Z.sum(-2) if normalization == "injective" else Z.sum(-1)
+    torch.testing.assert_close(means, torch.ones_like(means), rtol=0, atol=FLOAT64_RELATIVE)
+
+
+def test_rows_of_row_sum_sum_to_one_and_none_is_the_kernel_itself() -> None:
+    q, pooled, _ = problem()
+    Z = nystrom_matrix(q, pooled, laplacian_kernel, normalization="row_sum")
+    torch.testing.assert_close(Z.sum(-1), torch.ones_like(Z[..., 0]), rtol=FLOAT64_RELATIVE, atol=0)
+    # With the tokens themselves as landmarks and an exact inverse, Nystrom reproduces the kernel.
+    G = nystrom_matrix(q, q, laplacian_kernel, normalization="none", solver=torch.linalg.inv)
+    torch.testing.assert_close(G, laplacian_kernel(q, q), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_rank_is_at_most_landmarks_plus_one(normalization: Normalization) -> None:
+    q, pooled, _ = problem(rows=29, landmarks=5)
+    Z = nystrom_matrix(q, pooled, laplacian_kernel, normalization=normalization)
+    assert (torch.linalg.matrix_rank(Z, rtol=1e-9) <= 6).all()
+
+
+def test_a_sample_does_not_depend_on_its_batch_mates() -> None:
+    q, pooled, v = problem()
+    whole = nystrom_attention(q, pooled, v, laplacian_kernel)
+    alone = nystrom_attention(q[1:], pooled[1:], v[1:], laplacian_kernel)
+    torch.testing.assert_close(alone, whole[1:], rtol=FLOAT64_RELATIVE, atol=FLOAT64_RELATIVE)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_empty_batches_and_token_sets(normalization: Normalization) -> None:
+    q, pooled, v = problem()
+    for rows in (q[:0], q[:, :, :0]):
+        values = v[: rows.shape[0], :, : rows.shape[2]]
+        output = nystrom_attention(rows, pooled[: rows.shape[0]], values, laplacian_kernel, normalization=normalization)
+        assert output.shape == values.shape
+
+
+def test_autocast_keeps_the_algebra_in_float32() -> None:
+    q, pooled, v = (tensor.float() for tensor in problem())
+    expected = nystrom_attention(q, pooled, v, laplacian_kernel, solver=newton)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = nystrom_attention(q, pooled, v, laplacian_kernel, solver=newton)
+        half = nystrom_attention(q.bfloat16(), pooled.bfloat16(), v.bfloat16(), laplacian_kernel, solver=newton)
+    assert torch.equal(inside, expected)
+    assert half.dtype == torch.bfloat16
+    assert torch.isfinite(half).all()
+
+
+def test_gradcheck_through_solver_scale_and_statistics() -> None:
+    q, pooled, v = (tensor[:1, :1, :6].requires_grad_() for tensor in problem(landmarks=3))
+    scale = torch.tensor([0.3], dtype=torch.float64, requires_grad=True)
+
+    def attention(q: Tensor, pooled: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        return nystrom_attention(q, pooled, v, gaussian_kernel, scale=scale)
+
+    assert torch.autograd.gradcheck(attention, (q, pooled, v, scale))
+
+
+def test_torch_compile_takes_it_whole() -> None:
+    q, pooled, v = problem()
+    torch.compiler.reset()
+    compiled = torch.compile(nystrom_attention, fullgraph=True, backend="aot_eager")
+    output = compiled(q, pooled, v, laplacian_kernel, solver=newton)
+    torch.testing.assert_close(output, nystrom_attention(q, pooled, v, laplacian_kernel, solver=newton))
+
+
+def test_bad_arguments_are_named() -> None:
+    q, pooled, v = problem()
+    with pytest.raises(ValueError, match="not 'softmax'"):
+        nystrom_attention(q, pooled, v, laplacian_kernel, normalization="softmax")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="scale must be None"):
+        nystrom_attention(q, pooled, v, laplacian_kernel, normalization="row_sum", scale=torch.ones(3))

