@@ -105,7 +105,7 @@ def _forward_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | N
 
 
 def _second_gradient(ctx: Any, *grads: Tensor) -> None:
-    raise NotImplementedError("laplacian_kernel has no second derivative: write it in torch where one is needed")
+    raise NotImplementedError("the compiled laplacian_kernel has no second derivative: use backend='naive'")
 
 
 def _batched(operator: Any) -> Any:

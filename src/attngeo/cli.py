@@ -227,13 +227,12 @@ def table(
 @app.command()
 def ledger(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
     """Write the page of claims, each with the verdict that the records give, and print the verdicts."""
-    from attngeo.jobs.draw import draw
-    from attngeo.paper import claims
+    from attngeo.jobs.draw import draw, judge
 
     config = _preset(preset)
     _writable(config)
-    for verdict in claims.evaluate(config.name, config.results):
-        typer.echo(f"{verdict.claim_id:6} {verdict.verdict:10} {verdict.reason}")
+    for verdict in judge(config):
+        typer.echo(f"{verdict.claim.id:6} {verdict.verdict:10} {verdict.reason}")
     for path in draw(config, "claims", _digest(config, stamp, "paper/claims")):
         typer.echo(path)
 

@@ -19,7 +19,7 @@ CONTROLS = {
     "graph_change_trend": {"trained", "random_init", "depth_shuffled"},
     "identity_error": {"trained", "float64_softmax"},
     "isometry_score": {"trained", "null", "excess", "random_init"},
-    "laplacian_identity_error": {"trained", "conditions_hold"},
+    "connection_laplacian_error": {"trained", "conditions_hold"},
     "last_layer_similarity": {"trained", "random_init"},
     "parameters": {"trained"},
     "reversibility_defect": {"trained", "random_init"},
@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_other_draws_only() -
     keys = ["layer", "head", "metric", "control"]
     moved = first.merge(other, on=keys, suffixes=("", "_other")).query("value != value_other")
     drawn = {"null", "excess", "random_init", "depth_shuffled", "conditions_hold"}
-    measured_along_edges = {"transport_isometry_score", "transport_gain_variation", "laplacian_identity_error"}
+    measured_along_edges = {"transport_isometry_score", "transport_gain_variation", "connection_laplacian_error"}
     assert len(moved)
     assert (moved["control"].isin(drawn) | moved["metric"].isin(measured_along_edges)).all()
 

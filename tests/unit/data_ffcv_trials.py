@@ -1,27 +1,42 @@
-"""Trials of FFCV, each run as a program of its own by test_data_ffcv.py, since FFCV's faults are hangs and aborts.
+"""Trials of FFCV, run as a program of their own by test_data_ffcv.py, since FFCV's faults are hangs and aborts.
 
-Prints one JSON line. Run: python -m tests.unit.data_ffcv_trials NAME FOLDER.
+Prints one JSON line. Run: python -m tests.unit.data_ffcv_trials FOLDER NAME [NAME ...].
 """
 
 import faulthandler
 import json
+import os
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
+from PIL import Image
 
 from attngeo.data.batches import Batches, open_batches
+from attngeo.data.ffcv_writer import write_betons
+from attngeo.data.folders import ImageFile
 from attngeo.data.packing import pack
+from attngeo.errors import UserError
+from attngeo.files import read_json
 from tests.unit.data_support import image_folder, picture
 
 COUNTS = {"a": (9, 3), "b": (8, 2)}
 
 
-def packed(folder: Path, **options: Any) -> Path:
-    return pack(image_folder(folder / "images", COUNTS), folder / "packed", storage="beton", **options)
+_PACKED: dict[str, Path] = {}
+
+
+def packed(folder: Path, write_mode: Any = "jpg") -> Path:
+    """A small set, packed once for all trials of this process."""
+    if write_mode not in _PACKED:
+        root = folder.parent / write_mode
+        images = image_folder(root / "images", COUNTS)
+        _PACKED[write_mode] = pack(images, root / "packed", storage="beton", write_mode=write_mode)
+    return _PACKED[write_mode]
 
 
 def opened(manifest: Path, split: Any = "train", **options: Any) -> Batches:
@@ -122,58 +137,54 @@ def a_dead_reader_is_reported(folder: Path) -> dict[str, Any]:
 
 
 def a_dead_writer_is_reported(folder: Path) -> dict[str, Any]:
-    """A worker that is killed ends the packing with an error, without leftovers."""
-    import os
-    import signal
-    import time
+    """A worker that is killed while it reads (a pipe, which keeps it busy) ends the writing, without leftovers."""
+    os.mkfifo(folder / "pipe.png")
+    out = folder / "out"
+    out.mkdir()
 
-    import psutil
+    def kill_the_worker() -> None:
+        with (folder / "pipe.png").open("wb"):  # returns when the worker has opened the other end
+            for process in psutil.Process().children(recursive=True):
+                if any(file.path.endswith("pipe.png") for file in process.open_files()):
+                    process.kill()
 
-    from attngeo.errors import UserError
-
-    root = image_folder(folder / "images", {"a": (400, 1), "b": (1, 1)})
-
-    def kill_a_worker() -> None:
-        while True:
-            for child in psutil.Process().children():
-                for worker in child.children():
-                    if "attngeo.data.ffcv_writer" in " ".join(worker.cmdline()):
-                        os.kill(worker.pid, signal.SIGKILL)
-                        return
-            time.sleep(0.001)
-
-    threading.Thread(target=kill_a_worker, daemon=True).start()
+    threading.Thread(target=kill_the_worker, daemon=True).start()
+    options: Any = {"write_mode": "jpg", "max_resolution": 64, "jpeg_quality": 90, "workers": 1}
     try:
-        pack(root, folder / "packed", storage="beton")
+        write_betons(folder, {"train": [ImageFile("pipe.png", 0)]}, out, **options)
     except UserError as error:
-        left = sorted(path.name for path in (folder / "packed").iterdir())
-        return {"error": error.what, "left": left}
-    return {"error": None}
+        return {"error": error.what, "left": sorted(path.name for path in out.iterdir())}
+    return {"error": ""}
 
 
 def odd_images_are_written(folder: Path) -> dict[str, Any]:
-    """Every mode is converted, unreadable files are refused, and one worker writes the same bytes each time."""
-    from PIL import Image
-
+    """Every mode is converted, and unreadable files are refused."""
     root = image_folder(folder / "images", COUNTS)
     for mode in ("L", "1", "P", "LA", "RGBA"):
         Image.new(mode, (5, 9)).save(root / f"train/a/{mode}.png")
     Image.new("CMYK", (700, 3)).save(root / "train/a/cmyk.jpg")
     (root / "train/a/bad.jpg").write_bytes(b"bad")
-    first = pack(root, folder / "one", storage="beton", max_resolution=64)
-    second = pack(root, folder / "two", storage="beton", max_resolution=64)
-    labels = read(opened(first, batch_size=23))[1]
-    from attngeo.files import read_json
-
+    manifest = pack(root, folder / "packed", storage="beton", max_resolution=64)
     return {
-        "same": first.read_text() == second.read_text(),
-        "n": read_json(first)["train"]["n"],
-        "refused": (folder / "one/refused.csv").read_text().splitlines()[1:],
-        "labels": torch.bincount(labels).tolist(),
+        "n": read_json(manifest)["train"]["n"],
+        "refused": (folder / "packed/refused.csv").read_text().splitlines()[1:],
+        "labels": torch.bincount(read(opened(manifest, batch_size=23))[1]).tolist(),
     }
 
 
+def one_worker_repeats_its_bytes(folder: Path) -> dict[str, Any]:
+    """Packed again from the same files."""
+    first = packed(folder)
+    again = pack(folder.parent / "jpg/images", folder / "again", storage="beton")
+    names = ("train.beton", "val.beton", "manifest.json")
+    return {name: (first.parent / name).read_bytes() == (again.parent / name).read_bytes() for name in names}
+
+
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(200, exit=True)
-    outcome = globals()[sys.argv[1]](Path(sys.argv[2]))
-    print(json.dumps(outcome))
+    faulthandler.dump_traceback_later(280, exit=True)
+    outcomes = {}
+    for trial in sys.argv[2:]:
+        own = Path(sys.argv[1]) / trial
+        own.mkdir()
+        outcomes[trial] = globals()[trial](own)
+    print(json.dumps(outcomes))

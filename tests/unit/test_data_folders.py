@@ -28,6 +28,7 @@ def test_hidden_stray_and_dangling_files_are_reported_and_links_followed(tmp_pat
     (root / "train/a/notes.txt").write_text("x")
     (root / "train/a/gone.png").symlink_to("nowhere.png")
     (root / "train/a/again").symlink_to(root / "train/a")
+    os.mkfifo(root / "train/a/pipe.png")
     (root / "README").write_text("x")
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -38,6 +39,7 @@ def test_hidden_stray_and_dangling_files_are_reported_and_links_followed(tmp_pat
         "train/a/.hidden.png": "hidden",
         "train/a/notes.txt": "not an image",
         "train/a/gone.png": "dangling link",
+        "train/a/pipe.png": "not a regular file",
         "train/a/again": "link to a folder that contains it",
         "README": "neither train/ nor val/",
     }

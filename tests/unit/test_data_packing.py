@@ -85,7 +85,7 @@ def test_names_in_any_script_survive_packing(tmp_path):
 
 
 def test_without_ffcv_auto_keeps_the_files_and_says_why(tmp_path, monkeypatch):
-    monkeypatch.setattr(ffcv_available, "why_unavailable", lambda: "ffcv is not installed")
+    monkeypatch.setattr(ffcv_available, "is_installed", lambda: False)
     root = image_folder(tmp_path / "set", COUNTS)
     manifest, _ = packed(root, tmp_path / "out", storage="auto")
     assert manifest["storage"] == "folder"

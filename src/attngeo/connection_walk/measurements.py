@@ -237,7 +237,7 @@ class WalkMeasurements:
             for (control, graph), error in zip(kinds, self._laplacian_errors[layer], strict=True):
                 rows.add(
                     layer,
-                    "laplacian_identity_error",
+                    "connection_laplacian_error",
                     control,
                     error,
                     convention=f"|<f, L g> - energy(f, g)| / (||f|| ||g||), random rotations as transports, {graph}",

@@ -275,7 +275,7 @@ def _from_torchvision(
     source: Source, archive: Archive, work: Path, aside: Path, tokenizer: Path | None
 ) -> dict[str, Any]:
     """Through the mirrors that torchvision lists for one of its data sets; the library names them, not this project."""
-    from torchvision import datasets
+    from torchvision import datasets  # type: ignore[import-untyped]
 
     listed = getattr(datasets, archive.name)
     contents: dict[str, bytes] = {}

@@ -25,10 +25,15 @@ def torch_threads_kept() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def is_installed() -> bool:
+    """Whether the package is there; it may still fail to import."""
+    return importlib.util.find_spec("ffcv") is not None
+
+
 @lru_cache(maxsize=1)
 def why_unavailable() -> str | None:
     """None if FFCV imports here, else the reason in words."""
-    if importlib.util.find_spec("ffcv") is None:
+    if not is_installed():
         return "ffcv is not installed"
     try:
         with torch_threads_kept():

@@ -4,27 +4,27 @@ FFCV's writer waits for ever when one of its workers dies, and a worker dies of 
 every sample is checked and converted before FFCV sees it; a worker that dies all the same ends the writing process at
 once, and with it its workers; the file appears under its name only when it is complete.
 
-Run as a program: `python -m attngeo.data.ffcv_writer FOLDER`, which holds the list of images and the job.
+Run as a program: `python -m attngeo.data.ffcv_writer FOLDER`, which holds the job and the lists of images.
 """
 
 import importlib.metadata
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from attngeo.data.beton import Beton
-from attngeo.data.folders import ImageFile, shown
+from attngeo.data.folders import ImageFile
 from attngeo.data.images import UnreadableImage, decode_image
 from attngeo.data.index import read_index, write_index
 from attngeo.data.manifest import path_of_uri
@@ -32,12 +32,13 @@ from attngeo.errors import UserError
 from attngeo.files import explain_os_errors, read_json, write_json
 
 SMALLEST_PAGE_BYTES = 1 << 21
-LARGEST_RESOLUTION = 16384
 WATCH_S = 0.2
-DEAD_WORKER_STATUS = 70
+DEAD_WORKER_STATUS, IMPORT_STATUS = 70, 71
+JOB, FAILURE = "job.json", "failure.txt"
 
 
-INDEX, PROBLEMS, JOB, RESULT = "index.jsonl", "problems.jsonl", "job.json", "images.beton"
+class FFCVMissing(Exception):
+    """FFCV does not import here; the words say why."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Job:
     """What the writing process is to do; the root of the images is a URI, which carries names of any bytes."""
 
     root_uri: str
+    splits: list[str]
     write_mode: str
     max_resolution: int
     jpeg_quality: int
@@ -52,66 +54,85 @@ class Job:
     parent: int
 
 
-def write_beton(
+@dataclass(frozen=True)
+class Problems:
+    """Paths of images and what is wrong with them: those `refused` cannot be used, those `noted` can."""
+
+    refused: dict[str, str]
+    noted: dict[str, str]
+
+
+def write_betons(
     root: Path,
-    files: Sequence[ImageFile],
-    target: Path,
+    splits: Mapping[str, Sequence[ImageFile]],
+    out: Path,
     *,
     write_mode: str,
     max_resolution: int,
     jpeg_quality: int,
     workers: int,
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Write `files` (paths below `root`) to `target`; returns (refused: path -> reason, noted: path -> remark).
+) -> dict[str, Problems]:
+    """Write out/SPLIT.beton for the images (paths below `root`) of each split; returns their problems.
 
-    If any image is refused, `target` is not written: call again without it. With one worker the bytes are the same
-    each time. Raises UserError when the writer fails.
+    A split of which any image is refused is not written: call again without it. With one worker the bytes are the same
+    each time. Raises FFCVMissing if FFCV does not import, and UserError when its writer fails.
     """
-    job = Job(root.absolute().as_uri(), write_mode, max_resolution, jpeg_quality, workers, os.getpid())
+    job = Job(root.absolute().as_uri(), list(splits), write_mode, max_resolution, jpeg_quality, workers, os.getpid())
     with (
-        explain_os_errors(target),
-        tempfile.TemporaryDirectory(dir=target.parent, prefix=".pack-", ignore_cleanup_errors=True) as name,
+        explain_os_errors(out),
+        tempfile.TemporaryDirectory(dir=out, prefix=".pack-", ignore_cleanup_errors=True) as name,
     ):
         scratch = Path(name)
-        write_index(scratch / INDEX, files)
         write_json(scratch / JOB, asdict(job))
-        watched = sys.stderr.isatty()  # then FFCV's progress bar goes to the terminal
-        finished = subprocess.run(
-            [sys.executable, "-m", "attngeo.data.ffcv_writer", name],
-            env=os.environ | ({} if watched else {"TQDM_DISABLE": "1"}),
-            stderr=None if watched else subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        if finished.returncode:
-            lines = [line.strip() for line in (finished.stderr or "").splitlines() if line.strip()]
-            message = lines[-1] if lines else "see the messages above"
-            raise UserError(
-                f"FFCV could not write {shown(target)}: {message} (exit status {finished.returncode})",
-                "make space on the disk and in /dev/shm; pack with one worker; or use storage 'folder'",
-            )
-        refused, noted = _read_problems(scratch / PROBLEMS)
-        if not refused:
-            written = scratch / RESULT
+        for split, files in splits.items():
+            write_index(scratch / f"{split}.jsonl", files)
+        _run(name)
+        problems = {split: _read_problems(scratch / f"{split}.problems") for split in splits}
+        for split, files in splits.items():
+            if problems[split].refused:
+                continue
+            written = scratch / f"{split}.beton"
             if Beton(written).labels.tolist() != [file.label for file in files]:
                 raise UserError(
-                    f"FFCV wrote other labels to {shown(target)} than given", "use storage 'folder'; report it"
+                    f"FFCV wrote other labels to {split}.beton than given", "use storage 'folder'; report it"
                 )
             with written.open("rb") as stream:
                 os.fsync(stream.fileno())
-            os.replace(written, target)
-    return refused, noted
+            os.replace(written, out / f"{split}.beton")
+    return problems
 
 
-def _read_problems(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    refused: dict[str, str] = {}
-    noted: dict[str, str] = {}
+def _run(scratch: str) -> None:
+    """Run the writing process to its end; FFCVMissing or UserError unless it succeeds."""
+    watched = sys.stderr.isatty()  # then FFCV's progress bar goes to the terminal
+    finished = subprocess.run(
+        [sys.executable, "-m", "attngeo.data.ffcv_writer", scratch],
+        env=os.environ | ({} if watched else {"TQDM_DISABLE": "1"}),
+        stderr=None if watched else subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if not finished.returncode:
+        return
+    failure = Path(scratch) / FAILURE
+    lines = [line.strip() for line in (finished.stderr or "").splitlines() if line.strip()]
+    message = failure.read_text(encoding="utf-8") if failure.exists() else (lines or ["see the messages above"])[-1]
+    if finished.returncode == IMPORT_STATUS:
+        raise FFCVMissing(message)
+    raise UserError(
+        f"FFCV could not write the images: {message} (exit status {finished.returncode})",
+        "make space on the disk and in /dev/shm; pack with one worker; or use storage 'folder'",
+    )
+
+
+def _read_problems(path: Path) -> Problems:
+    problems = Problems({}, {})
     if path.exists():
         for line in path.read_text(encoding="ascii").splitlines():
             kind, name, reason = json.loads(line)
-            (refused if kind == "refused" else noted)[name] = reason
-    return refused, noted
+            (problems.refused if kind == "refused" else problems.noted)[name] = reason
+    return problems
 
 
 class _CheckedImages:
@@ -150,31 +171,44 @@ class _CheckedImages:
             os.close(descriptor)
 
 
-def _watch(parent: int) -> None:
+class _Worker(multiprocessing.Process):
+    """A process of FFCV's writer, kept in sight: one that dies at once vanishes from multiprocessing's own list."""
+
+    started: ClassVar[list["_Worker"]] = []
+
+    def start(self) -> None:
+        super().start()
+        self.started.append(self)
+
+
+def _watch(parent: int, failure: Path) -> None:
     """End this process and its workers as soon as a worker failed or whoever started this process is gone."""
-    workers: dict[int, multiprocessing.process.BaseProcess] = {}
     while True:
-        for process in multiprocessing.active_children():
-            if process.pid is not None:
-                workers[process.pid] = process
-        failed = [process.exitcode for process in workers.values() if process.exitcode not in (None, 0)]
+        failed = [worker.exitcode for worker in _Worker.started if worker.exitcode not in (None, 0)]
         if failed or os.getppid() != parent:
-            for process in workers.values():
-                if process.is_alive() and process.pid is not None:
-                    os.kill(process.pid, signal.SIGKILL)
-            print(
-                f"a process of FFCV's writer ended with status {failed[:1] or 'unknown'}", file=sys.stderr, flush=True
-            )
-            os._exit(DEAD_WORKER_STATUS)
+            for worker in _Worker.started:
+                if worker.is_alive():
+                    worker.kill()
+            try:
+                reason = (
+                    f"a process of FFCV's writer ended with status {failed[0]}" if failed else "nobody waits for it"
+                )
+                print(reason, file=sys.stderr, flush=True)
+            finally:  # stderr may be gone as well
+                os._exit(DEAD_WORKER_STATUS)
         time.sleep(WATCH_S)
 
 
 def _write(scratch: Path) -> None:
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.writer import DatasetWriter
-
     job = Job(**read_json(scratch / JOB))
-    files = read_index(scratch / INDEX)
+    threading.Thread(target=_watch, args=(job.parent, scratch / FAILURE), daemon=True).start()
+    try:
+        import ffcv.writer
+        from ffcv.fields import IntField, RGBImageField
+    except Exception as error:  # numba, OpenCV and missing libraries raise many kinds
+        (scratch / FAILURE).write_text(f"{type(error).__name__}: {error}".replace("\n", " "), encoding="utf-8")
+        sys.exit(IMPORT_STATUS)
+    ffcv.writer.Process = _Worker
     page_bytes = SMALLEST_PAGE_BYTES
     while page_bytes < 3 * job.max_resolution**2:  # the largest sample must fit a page
         page_bytes *= 2
@@ -182,10 +216,13 @@ def _write(scratch: Path) -> None:
         "image": RGBImageField(write_mode=job.write_mode, jpeg_quality=job.jpeg_quality),
         "label": IntField(),
     }
-    writer = DatasetWriter(str(scratch / RESULT), fields, page_size=page_bytes, num_workers=job.workers)
-    threading.Thread(target=_watch, args=(job.parent,), daemon=True).start()
-    images = _CheckedImages(path_of_uri(job.root_uri), files, job.max_resolution, scratch / PROBLEMS)
-    writer.from_indexed_dataset(images, chunksize=max(1, min(100, len(files) // (4 * job.workers))))
+    for split in job.splits:
+        files = read_index(scratch / f"{split}.jsonl")
+        target = str(scratch / f"{split}.beton")
+        writer = ffcv.writer.DatasetWriter(target, fields, page_size=page_bytes, num_workers=job.workers)
+        problems = scratch / f"{split}.problems"
+        images = _CheckedImages(path_of_uri(job.root_uri), files, job.max_resolution, problems)
+        writer.from_indexed_dataset(images, chunksize=max(1, min(100, len(files) // (4 * job.workers))))
 
 
 def versions() -> dict[str, str]:

@@ -166,8 +166,8 @@ def _scan_images(root: Path, folder: str, strays: list[tuple[str, str]]) -> list
                     strays.append((path, "link to a folder that contains it"))
                 else:
                     pending.append((path, (*ancestors, real)))
-            elif not os.path.exists(entry.path):
-                strays.append((path, "dangling link"))
+            elif not entry.is_file():  # reading a pipe or a device would wait for ever
+                strays.append((path, "dangling link" if entry.is_symlink() else "not a regular file"))
             elif Path(entry.name).suffix.lower() in IMAGE_SUFFIXES:
                 found.append(path)
             else:

@@ -3,8 +3,10 @@
 import csv
 import importlib.metadata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from attngeo.data import embedded, ffcv_available, images, manifest
 from attngeo.data.beton import Beton
+from attngeo.data.ffcv_writer import FFCVMissing, Problems, versions, write_betons
 from attngeo.data.folders import SPLITS, ImageFile, ImageFolder, scan, shown
 from attngeo.data.images import UnreadableImage, decode_image
 from attngeo.data.index import write_index
@@ -21,7 +24,16 @@ from attngeo.files import explain_os_errors, sha256_file, write_aside, write_jso
 LARGEST_RESOLUTION = 16384
 STATISTICS_IMAGES = 2048
 DEFAULT_MIN_CROP_AREA = 0.08
-Problems = tuple[dict[str, str], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """How images are written; sizes in pixels."""
+
+    write_mode: str
+    max_resolution: int
+    jpeg_quality: int
+    workers: int
 
 
 def pack(
@@ -60,7 +72,18 @@ def pack(
     root = embedded.fetch(entry.name) if entry else Path(source)
     is_arrays = (root / "arrays.npz").is_file()
     chosen, why = _choose_storage(storage, is_arrays)
-    described: dict[str, Any] = {
+    described: dict[str, Any]
+    if chosen == "arrays":
+        described = _describe_arrays(root, entry.classes if entry else ())
+        _write_refused(out, [])
+    else:
+        options = PackOptions(write_mode, max_resolution, jpeg_quality, workers)
+        try:
+            described = _pack_folder(root, out, chosen, options)
+        except FFCVMissing as error:
+            chosen, why = _without_ffcv(storage, f"ffcv does not import ({error})")
+            described = _pack_folder(root, out, chosen, options)
+    described = {
         "format": manifest.FORMAT,
         "dataset": name or (entry.name if entry else shown(root.absolute().name)),
         "storage": chosen,
@@ -68,12 +91,8 @@ def pack(
         "root": {"embedded": entry.name} if entry else {"uri": root.absolute().as_uri()},
         "licence": entry.licence if entry else "that of the folder's owner",
         "min_crop_area": _min_crop_area(min_crop_area, entry),
+        **described,
     }
-    if chosen == "arrays":
-        described |= _describe_arrays(root, entry.classes if entry else ())
-        _write_refused(out, [])
-    else:
-        described |= _pack_folder(root, out, chosen, max_resolution, write_mode, jpeg_quality, workers)
     target = out / manifest.FILE_NAME
     write_json(target, described)
     return target
@@ -107,12 +126,18 @@ def _choose_storage(storage: str, is_arrays: bool) -> tuple[manifest.Storage, st
         return "arrays", "small grey images stay in memory"
     if storage == "arrays":
         raise UserError("storage 'arrays' is for embedded sets of small images, not for image folders", "use 'auto'")
-    missing = ffcv_available.why_unavailable()
-    if storage == "beton" and missing:
-        raise UserError(f"storage 'beton' needs FFCV, but {missing}", ffcv_available.INSTALL + "; or use 'auto'")
     if storage == "folder":
         return "folder", "asked for"
-    return ("folder", missing) if missing else ("beton", f"FFCV {ffcv_available.version()} is installed")
+    if not ffcv_available.is_installed():
+        return _without_ffcv(storage, "ffcv is not installed")
+    return "beton", f"FFCV {ffcv_available.version()} is installed"
+
+
+def _without_ffcv(storage: str, reason: str) -> tuple[manifest.Storage, str]:
+    """What to do without FFCV: the files themselves, unless .beton files were asked for."""
+    if storage == "beton":
+        raise UserError(f"storage 'beton' needs FFCV, but {reason}", ffcv_available.INSTALL + "; or use 'auto'")
+    return "folder", reason
 
 
 def _min_crop_area(given: float | None, entry: embedded.Source | None) -> float:
@@ -144,45 +169,21 @@ def _describe_arrays(root: Path, classes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _pack_folder(
-    root: Path, out: Path, storage: str, max_resolution: int, write_mode: str, jpeg_quality: int, workers: int
-) -> dict[str, Any]:
+def _pack_folder(root: Path, out: Path, storage: str, options: PackOptions) -> dict[str, Any]:
     """Write both splits of an image folder and say what they are."""
     found = scan(root)
-    refused: dict[str, str] = {}
-    notes: dict[str, str] = {}
+    kept, problems = _write_accepted(found, out, storage, options)
     entries: dict[str, Any] = {}
-    for split in SPLITS:
-        target = out / f"{split}.beton"
-
-        def write(files: Sequence[ImageFile], target: Path = target) -> Problems:
-            if storage == "folder":
-                return check_images(root, files, max_resolution, workers)
-            from attngeo.data.ffcv_writer import write_beton
-
-            return write_beton(
-                root,
-                files,
-                target,
-                write_mode=write_mode,
-                max_resolution=max_resolution,
-                jpeg_quality=jpeg_quality,
-                workers=workers,
-            )
-
-        kept, bad, noted = _write_accepted(found, split, write)
-        refused |= bad
-        notes |= noted
+    for split, files in kept.items():
         index = out / f"{split}.jsonl"
-        write_index(index, kept)
-        entries[split] = manifest.file_entry(index if storage == "folder" else target, count=len(kept), relative_to=out)
-        if split == "train":
-            mean, std, used, shape = _statistics(root, kept, target if storage == "beton" else None, max_resolution)
-    _write_refused(out, [*((path, reason) for path, reason in refused.items()), *found.strays])
+        write_index(index, files)
+        target = index if storage == "folder" else out / f"{split}.beton"
+        entries[split] = manifest.file_entry(target, count=len(files), relative_to=out)
+    packed = out / "train.beton" if storage == "beton" else None
+    mean, std, used, shape = _statistics(root, kept["train"], packed, options.max_resolution)
+    _write_refused(out, [*problems.refused.items(), *found.strays])
     packed_by = {"backend": "pillow", "pillow": importlib.metadata.version("pillow")}
     if storage == "beton":
-        from attngeo.data.ffcv_writer import versions
-
         packed_by = {"backend": "ffcv", **versions()}
     return {
         "num_classes": len(found.classes),
@@ -192,49 +193,58 @@ def _pack_folder(
         "std": std,
         "statistics": {"images": used, "of": entries["train"]["n"]},
         "image_shape": shape,
-        "max_resolution": max_resolution,
-        "write_mode": write_mode if storage == "beton" else "original files",
-        "jpeg_quality": jpeg_quality if storage == "beton" and write_mode == "jpg" else None,
+        "max_resolution": options.max_resolution,
+        "write_mode": options.write_mode if storage == "beton" else "original files",
+        "jpeg_quality": options.jpeg_quality if storage == "beton" and options.write_mode == "jpg" else None,
         "split_rule": found.split_rule,
         "decode_rule": images.RULE,
         "packed_by": packed_by,
-        "refused": len(refused),
+        "refused": len(problems.refused),
         "strays": len(found.strays),
-        "notes": {"images": len(notes), "first": [f"{shown(path)}: {note}" for path, note in list(notes.items())[:3]]},
+        "notes": {
+            "images": len(problems.noted),
+            "first": [f"{shown(path)}: {note}" for path, note in list(problems.noted.items())[:3]],
+        },
     }
 
 
 def _write_accepted(
-    found: ImageFolder, split: str, write: Callable[[Sequence[ImageFile]], Problems]
-) -> tuple[list[ImageFile], dict[str, str], dict[str, str]]:
-    """Write a split without what cannot be read: (kept, refused, noted). UserError if a class has none left."""
-    kept = found.splits[split]
-    refused: dict[str, str] = {}
-    while True:
-        bad, noted = write(kept)
-        refused |= bad
-        kept = [file for file in kept if file.path not in bad]
-        counts = Counter(file.label for file in kept)
-        empty = [shown(name) for label, name in enumerate(found.classes) if not counts[label]]
-        if empty:
-            example = next(iter(refused.items()), ("", ""))
-            raise UserError(
-                f"no image of class {empty[0]} can be read for {split} ({shown(example[0])}: {example[1]})",
-                "replace the images of that class, or remove its folder from both splits",
-            )
-        if not bad:
-            return kept, refused, noted
+    found: ImageFolder, out: Path, storage: str, options: PackOptions
+) -> tuple[dict[str, list[ImageFile]], Problems]:
+    """Write the splits without what cannot be read: images kept, and problems. UserError if a class has none left."""
+    kept = dict(found.splits)
+    problems = Problems({}, {})
+    pending = list(kept)
+    while pending:
+        files = {split: kept[split] for split in pending}
+        if storage == "folder":
+            met = {split: check_images(found.root, files[split], options) for split in pending}
+        else:
+            met = write_betons(found.root, files, out, **asdict(options))
+        for split in pending:
+            problems.refused.update(met[split].refused)
+            problems.noted.update(met[split].noted)
+            kept[split] = [file for file in kept[split] if file.path not in met[split].refused]
+            counts = Counter(file.label for file in kept[split])
+            empty = [shown(name) for label, name in enumerate(found.classes) if not counts[label]]
+            if empty:
+                path, reason = next(iter(met[split].refused.items()))
+                raise UserError(
+                    f"no image of class {empty[0]} can be read for {split} (for example {shown(path)}: {reason})",
+                    "replace the images of that class, or remove its folder from both splits",
+                )
+        pending = [split for split in pending if met[split].refused]
+    return kept, problems
 
 
-def check_images(root: Path, files: Sequence[ImageFile], max_resolution: int, workers: int) -> Problems:
-    """Decode every image once: (refused: path -> reason, noted: path -> remark)."""
+def check_images(root: Path, files: Sequence[ImageFile], options: PackOptions) -> Problems:
+    """Decode every image once."""
+    check = partial(_check_image, max_resolution=options.max_resolution)
     paths = [str(root / file.path) for file in files]
-    bounds = [max_resolution] * len(paths)
-    if workers == 1:
-        outcomes: Iterable[tuple[str | None, str | None]] = map(_check_image, paths, bounds)
-        return _sort_outcomes(files, outcomes)
-    with ProcessPoolExecutor(workers) as pool:
-        return _sort_outcomes(files, pool.map(_check_image, paths, bounds, chunksize=32))
+    if options.workers == 1:
+        return _sort_outcomes(files, map(check, paths))
+    with ProcessPoolExecutor(options.workers) as pool:
+        return _sort_outcomes(files, pool.map(check, paths, chunksize=32))
 
 
 def _check_image(path: str, max_resolution: int) -> tuple[str | None, str | None]:
@@ -247,14 +257,13 @@ def _check_image(path: str, max_resolution: int) -> tuple[str | None, str | None
 
 
 def _sort_outcomes(files: Sequence[ImageFile], outcomes: Iterable[tuple[str | None, str | None]]) -> Problems:
-    refused: dict[str, str] = {}
-    noted: dict[str, str] = {}
+    problems = Problems({}, {})
     for file, (reason, note) in zip(files, outcomes, strict=True):
         if reason is not None:
-            refused[file.path] = reason
+            problems.refused[file.path] = reason
         elif note is not None:
-            noted[file.path] = note
-    return refused, noted
+            problems.noted[file.path] = note
+    return problems
 
 
 def _statistics(

@@ -5,8 +5,16 @@ import time
 from pathlib import Path
 
 from attngeo.config import Preset
+from attngeo.paper import claims
+from attngeo.paper.claims import Verdict
 from attngeo.paper.targets import TARGETS
 from attngeo.tracking.mlflow_run import log_job
+
+
+def judge(preset: Preset) -> list[Verdict]:
+    """The verdict on every claim, from the files that this preset makes."""
+    inputs = [preset.results / path for path in TARGETS["claims"].inputs(preset)]
+    return claims.evaluate(preset.name, preset.results, inputs)
 
 
 def draw(preset: Preset, name: str, code_digest: str) -> list[Path]:

@@ -31,7 +31,7 @@ def train_run(preset: Preset, run_id: str, code_digest: str, *, out: Path | None
         manifest,
         "train",
         batch_size=recipe.batch_size,
-        augment=True,
+        augment=recipe.augment,
         images_per_epoch=recipe.images_per_epoch,
         **shared,
     )
