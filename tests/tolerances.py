@@ -70,7 +70,7 @@ RASTERISED_SCATTER_BYTES = 2_000_000
 SMALLEST_COLOUR_DISTANCE = 20.0
 # Steps of L* that grey print keeps apart, beside the marks and dashes.
 SMALLEST_LIGHTNESS_STEP = 8.0
-# The connection walk against the model's own attention, float64: the bound that the claims P3.a and P3.b are decided by.
+# The connection walk against the model's own attention, float64: the bound that decides the claims P3.a and P3.b.
 WALK_IDENTITY_FLOAT64 = 1e-9
 # The same sum over a handful of edges in another order, float64.
 WALK_SUM_FLOAT64 = 1e-12

@@ -242,7 +242,9 @@ def doctor() -> None:
     """Say what this machine has, what will run on it, and what to do about what is missing."""
     from attngeo import doctor as examination
 
-    raise typer.Exit(examination.main())
+    checks = examination.report()
+    examination.print_report(checks)
+    raise typer.Exit(examination.exit_status(checks))
 
 
 @track_app.command("init")

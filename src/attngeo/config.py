@@ -353,7 +353,7 @@ def check_attention_kind(kind: str, root: Path, where: str) -> None:
 
 
 def write_schemas(folder: Path) -> list[Path]:
-    """Write the JSON schemas of the preset file, the run sheet and the recipes, for editors that check while you type."""
+    """Write the JSON schemas of the preset file, the run sheet and the recipes, for editors that check as you type."""
     paths = []
     for name, model in (("config", PresetFile), ("runs", RunRow), ("recipe", Recipe)):
         path = folder / f"{name}.schema.json"

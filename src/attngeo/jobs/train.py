@@ -2,12 +2,12 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 
 from attngeo.config import Preset
-from attngeo.data.batches import open_batches
+from attngeo.data.batches import Batches, open_batches
 from attngeo.evaluation.macs import count_macs
 from attngeo.models import registry  # noqa: F401  names the models to timm, and puts their code into this job's digest
 from attngeo.tracking.mlflow_run import MlflowObserver
@@ -25,17 +25,20 @@ def train_run(preset: Preset, run_id: str, code_digest: str, *, out: Path | None
     run_dir = out or preset.results / "runs" / run_id
     scratch = preset.results / ".scratch" / f"{run_id}-{code_digest}"
 
-    loader = preset.datasets[row.dataset].loader
-    shared = {"seed": row.seed, "image_size": recipe.image_size, "loader": loader}
-    training = open_batches(
-        manifest,
-        "train",
-        batch_size=recipe.batch_size,
-        augment=recipe.augment,
-        images_per_epoch=recipe.images_per_epoch,
-        **shared,
-    )
-    validation = open_batches(manifest, "val", batch_size=recipe.eval_batch_size, augment=False, **shared)
+    def batches(split: Literal["train", "val"], size: int, *, augment: bool, images_per_epoch: int | None) -> Batches:
+        return open_batches(
+            manifest,
+            split,
+            batch_size=size,
+            seed=row.seed,
+            image_size=recipe.image_size,
+            augment=augment,
+            loader=preset.datasets[row.dataset].loader,
+            images_per_epoch=images_per_epoch,
+        )
+
+    training = batches("train", recipe.batch_size, augment=recipe.augment, images_per_epoch=recipe.images_per_epoch)
+    validation = batches("val", recipe.eval_batch_size, augment=False, images_per_epoch=None)
 
     seed_everything(row.seed)
     model = timm.create_model(

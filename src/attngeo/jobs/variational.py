@@ -21,6 +21,6 @@ def variational(preset: Preset, code_digest: str) -> None:
         name="variational checks on the sphere",
         code_digest=code_digest,
         params=settings.model_dump(mode="json"),
-        metrics={f"slope {r.check} {r.control}": float(r.value) for r in slopes.itertuples()},
+        metrics={f"slope {r['check']} {r['method']} {r['control']}": r["value"] for r in slopes.to_dict("records")},
         started=started,
     )

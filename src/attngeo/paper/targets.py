@@ -8,25 +8,30 @@ from typing import Protocol
 class RunRow(Protocol):
     """One training run of a preset; `feeds` names the targets that show it."""
 
-    run_id: str
-    model: str
-    dataset: str
-    seed: int
-    feeds: tuple[str, ...]
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def feeds(self) -> tuple[str, ...]: ...
 
 
 class AnalysedModel(Protocol):
     """One pretrained model of a preset."""
 
-    id: str
+    @property
+    def id(self) -> str: ...
 
 
 class Preset(Protocol):
-    """What this module reads of a preset; `vision_models`, where a preset has them, are walked like language models."""
+    """What this module reads of a preset."""
 
-    name: str
-    runs: Sequence[RunRow]
-    language_models: Sequence[AnalysedModel]
+    @property
+    def runs(self) -> Sequence[RunRow]: ...
+    @property
+    def language_models(self) -> Sequence[AnalysedModel]: ...
+    @property
+    def vision_models(self) -> Sequence[AnalysedModel]: ...
+    @property
+    def figures(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def connection_walk_file(model_id: str) -> str:
 
 def connection_walk_files(preset: Preset) -> list[str]:
     """Record files of every pretrained model of the preset."""
-    models = [*preset.language_models, *getattr(preset, "vision_models", ())]
+    models = [*preset.language_models, *preset.vision_models]
     return [connection_walk_file(model.id) for model in models]
 
 
@@ -77,9 +82,11 @@ def run_files(preset: Preset, target: str, names: tuple[str, ...]) -> list[str]:
 
 
 def ledger_files(preset: Preset) -> list[str]:
-    """Everything that a verdict may rest on: every analysis and every run's final record."""
+    """Everything that a verdict may rest on: every run's final record, every model's walk, each figure's analyses."""
     finals = [f"runs/{run.run_id}/final.json" for run in preset.runs]
-    return [*finals, INJECTIVITY, VARIATIONAL, *connection_walk_files(preset)]
+    figures = [path for name in preset.figures for path in FIGURES[name].inputs(preset)]
+    analyses = [path for path in figures if path.startswith("analyses/")]
+    return list(dict.fromkeys([*finals, *connection_walk_files(preset), *analyses]))
 
 
 def _fig2_inputs(preset: Preset) -> list[str]:
