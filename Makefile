@@ -8,7 +8,7 @@ python = .venv/bin/python
 with_path = PATH="$$PWD/.venv/bin:$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help env test-env reproduce test soak lint ui lock schemas
+.PHONY: help env test-env reproduce test soak lint ui lock snapshot schemas
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | sed 's/|/\t/' | expand -t 22
@@ -42,6 +42,9 @@ ui: env  ## MLflow on this machine alone, with a link that compares the training
 
 lock: test-env  ## write the lock files from what .venv holds
 	$(python) tools/lock.py
+
+snapshot: env  ## keep what PRESET made under docs/measured and refresh the README's tables
+	@$(python) tools/snapshot.py --preset '$(PRESET)'
 
 schemas: test-env  ## write workflow/schemas from the models in attngeo.config
 	$(python) -c 'from pathlib import Path; from attngeo.config import write_schemas; write_schemas(Path("workflow/schemas"))'

@@ -202,6 +202,8 @@ install_base() {
     else
         [ ! -e .venv ] || say ".venv is damaged, moved or of another Python: making it anew"
         say "making .venv with $base ($(version_of "$base"))"
+        # The stamps go first: clearing takes a while and may be interrupted.
+        rm -rf "$stamps"
         "$base" -m venv --clear .venv
     fi
     stamp root "$PWD"

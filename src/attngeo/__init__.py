@@ -6,7 +6,6 @@ Importing the package is cheap (no torch); the model names are registered with t
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -20,10 +19,7 @@ class _RegisterModelsWithTimm(importlib.abc.MetaPathFinder, importlib.abc.Loader
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "timm":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("timm")
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target) if fullname == "timm" else None
         if spec is not None and spec.loader is not None:
             self._timm_loader = spec.loader
             spec.loader = self
@@ -33,6 +29,7 @@ class _RegisterModelsWithTimm(importlib.abc.MetaPathFinder, importlib.abc.Loader
         return self._timm_loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        sys.meta_path.remove(self)
         if module.__spec__ is not None:
             module.__spec__.loader = self._timm_loader
         self._timm_loader.exec_module(module)

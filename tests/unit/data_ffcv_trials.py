@@ -104,6 +104,7 @@ def faults_are_fenced_in(folder: Path) -> dict[str, Any]:
     """Threads end on an early break, torch's threads are kept, batches are copies, too many workers are capped."""
     torch.set_num_threads(2)
     manifest = packed(folder)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002  the one that must stay untouched
     batches = opened(manifest, workers=999, batch_size=1)
     for stop in range(8):
         for place, _ in enumerate(batches):
@@ -111,7 +112,9 @@ def faults_are_fenced_in(folder: Path) -> dict[str, Any]:
                 break
     alive = threading.active_count()
     kept = [(images, images.clone()) for images, _ in batches]
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
     return {
+        "generators": torch.equal(before[0], after[0]) and before[1] == after[1],
         "threads_left": alive - 1,
         "torch_threads": torch.get_num_threads(),
         "copies": all(torch.equal(images, copy) for images, copy in kept),

@@ -1,6 +1,7 @@
 """Tiny image sets for the tests of attngeo.data."""
 
 import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -58,3 +59,27 @@ def write_beton_by_hand(path: Path, images: list[np.ndarray], labels: list[int],
     front = header.tobytes() + fields.tobytes() + samples.tobytes()
     page = b"".join(contents)
     path.write_bytes(front.ljust(PAGE_BYTES, b"\0") + page.ljust(PAGE_BYTES, b"\0") + regions[::-1].tobytes())
+
+
+def idx(values: np.ndarray) -> bytes:
+    """`values` as an IDX file of unsigned bytes."""
+    lengths = b"".join(int(length).to_bytes(4, "big") for length in values.shape)
+    return bytes([0, 0, 8, values.ndim]) + lengths + values.astype(np.uint8).tobytes()
+
+
+def debian_package(files: dict[str, bytes], compression: str = "xz") -> bytes:
+    """A Debian package that holds `files`; compression is "", "gz" or "xz"."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode=f"w:{compression}") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"./{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+    def entry(name: str, content: bytes) -> bytes:
+        head = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
+        return head + content + b"\n" * (len(content) % 2)
+
+    name = "data.tar" + (f".{compression}" if compression else "")
+    parts = (entry("debian-binary", b"2.0"), entry("control.tar", b"abc"), entry(name, data.getvalue()))
+    return b"!<arch>\n" + b"".join(parts)

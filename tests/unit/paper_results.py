@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pandas as pd
 
 from attngeo.files import json_line, write_json
 from attngeo.paper import records
+from attngeo.paper.targets import FIGURES
 
 KINDS = {
     "softmax": "softmaxformer",
@@ -45,7 +46,8 @@ class Preset:
     name: str
     runs: tuple[Run, ...] = ()
     language_models: tuple[Model, ...] = ()
-    vision_models: tuple[Model, ...] = field(default=())
+    vision_models: tuple[Model, ...] = ()
+    figures: tuple[str, ...] = tuple(FIGURES)
 
 
 def write_runs(

@@ -1,6 +1,7 @@
 """Fetching: verified before use, resumed when broken, complete or absent, one process at a time. No network is used."""
 
 import errno
+import gzip
 import hashlib
 import io
 import multiprocessing
@@ -13,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from attngeo.data import download, embedded
@@ -20,7 +22,7 @@ from attngeo.data.download import Unreachable
 from attngeo.data.embedded import Archive, Source
 from attngeo.errors import UserError
 from attngeo.files import read_json
-from tests.unit.data_support import jpeg_bytes, picture
+from tests.unit.data_support import debian_package, idx, jpeg_bytes, picture
 
 
 def toy_wheel() -> bytes:
@@ -255,6 +257,61 @@ def test_two_processes_fetch_once(toy, server):
     assert [process.exitcode for process in processes] == [0, 0]
     assert len(server.asked) == 1
     assert embedded.is_fetched("toy")
+
+
+@pytest.fixture
+def digits(monkeypatch, tmp_path) -> dict[str, bytes]:
+    """A catalogue of one set like MNIST with two sources; returns the contents both should serve."""
+    contents = {
+        f"{stem}-{what}-ubyte": idx(np.arange(count).reshape(shape))
+        for stem in ("train", "t10k")
+        for what, count, shape in (("images-idx3", 16, (4, 2, 2)), ("labels-idx1", 4, (4,)))
+    }
+    members = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    archives = (Archive("torchvision", "FashionMNIST", 100), Archive("debian", "dataset-toy", 100))
+    source = Source("digits", "images", "", "MIT", "here", "idx_arrays", 1, archives, members)
+    monkeypatch.setattr(embedded, "sources", lambda: {"digits": source})
+    monkeypatch.setenv("ATTNGEO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ATTNGEO_OFFLINE", raising=False)
+    return contents
+
+
+def serve_from_mirror(monkeypatch, contents: dict[str, bytes] | None) -> None:
+    def answer(url: str, destination: Path, **options: object) -> None:
+        if contents is None:
+            raise Unreachable("no route")
+        destination.write_bytes(gzip.compress(contents[Path(url).name.removesuffix(".gz")]))
+
+    monkeypatch.setattr(download, "download", answer)
+
+
+def serve_from_debian(monkeypatch, contents: dict[str, bytes]) -> None:
+    def answer(name: str, destination: Path) -> str:
+        files = {f"usr/share/datasets/{key}.gz": gzip.compress(content) for key, content in contents.items()}
+        destination.write_bytes(debian_package(files))
+        return "Debian mirror"
+
+    monkeypatch.setattr(download, "fetch_debian_package", answer)
+
+
+@pytest.mark.parametrize("mirror", [True, False])
+def test_either_source_gives_the_same_arrays_and_is_named(digits, monkeypatch, mirror):
+    serve_from_mirror(monkeypatch, digits if mirror else None)
+    serve_from_debian(monkeypatch, digits)
+    folder = embedded.fetch("digits")
+    with np.load(folder / "arrays.npz") as arrays:
+        assert arrays["val_images"].tolist() == np.arange(16).reshape(4, 2, 2).tolist()
+    assert read_json(folder / "source.json")["served_by"] == ("torchvision's mirror" if mirror else "Debian mirror")
+
+
+def test_contents_that_are_not_the_pinned_ones_are_refused_from_either_source(digits, monkeypatch):
+    changed = digits | {"train-labels-idx1-ubyte": idx(np.zeros(4))}
+    serve_from_debian(monkeypatch, changed)
+    for mirror in (changed, None):
+        serve_from_mirror(monkeypatch, mirror)
+        with pytest.raises(UserError, match="train-labels-idx1-ubyte has SHA-256"):
+            embedded.fetch("digits")
+    assert not embedded.is_fetched("digits")
 
 
 def test_an_incomplete_cache_folder_is_made_anew(toy):

@@ -79,6 +79,7 @@ def test_early_breaks_threads_and_buffers_do_no_harm(outcomes):
     assert outcome["threads_left"] == 0
     assert outcome["torch_threads"] == 2
     assert outcome["copies"]
+    assert outcome["generators"]
     assert 1 <= outcome["workers"] <= (os.cpu_count() or 1)
     assert {"ffcv", "numba", "opencv-python"} < set(outcome["versions"])
 

@@ -1,18 +1,11 @@
 """Converters of the embedded sources, on files made here."""
 
-import io
-import tarfile
-
 import numpy as np
 import pytest
 
 from attngeo.data.embedded_images import debian_members, idx_arrays, parse_idx
 from attngeo.data.embedded_models import undo_rotary_permutation
-
-
-def idx(values: np.ndarray) -> bytes:
-    lengths = b"".join(int(length).to_bytes(4, "big") for length in values.shape)
-    return bytes([0, 0, 8, values.ndim]) + lengths + values.astype(np.uint8).tobytes()
+from tests.unit.data_support import debian_package, idx
 
 
 def test_idx_files_become_arrays(tmp_path):
@@ -39,21 +32,7 @@ def test_idx_files_that_are_not_whole_are_refused(content):
 
 @pytest.mark.parametrize("compression", ["", "gz", "xz"])
 def test_a_debian_package_is_read_without_installing_it(tmp_path, compression):
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode=f"w:{compression}") as archive:
-        member = tarfile.TarInfo("./usr/share/x")
-        member.size = 5
-        archive.addfile(member, io.BytesIO(b"hello"))
-        archive.addfile(tarfile.TarInfo("./usr/share/empty"))
-
-    def entry(name: str, content: bytes) -> bytes:
-        head = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
-        return head + content + b"\n" * (len(content) % 2)
-
-    name = "data.tar" + (f".{compression}" if compression else "")
-    content = (
-        b"!<arch>\n" + entry("debian-binary", b"2.0") + entry("control.tar", b"abc") + entry(name, data.getvalue())
-    )
+    content = debian_package({"usr/share/x": b"hello", "usr/share/empty": b""}, compression)
     (tmp_path / "x.deb").write_bytes(content)
     assert dict(debian_members(tmp_path / "x.deb")) == {"./usr/share/x": b"hello", "./usr/share/empty": b""}
     (tmp_path / "x.deb").write_bytes(content[:40])

@@ -33,6 +33,7 @@ READ_TIMEOUT_S = 60
 MAX_ATTEMPTS = 5
 BLOCK_BYTES = 1 << 16  # what a dropped connection can lose
 SPACE_MARGIN_BYTES = 64 << 20
+PIP_USAGE_ERROR = 2
 
 
 class Unreachable(Exception):
@@ -171,14 +172,14 @@ def _wheel_address(requirement: str) -> str | None:
             if finished.returncode == 0 and report.exists():
                 installs = json.loads(report.read_text(encoding="utf-8"))["install"]
                 return str(installs[0]["download_info"]["url"]) if len(installs) == 1 else None
-        if "use-feature" not in finished.stderr:
+        if finished.returncode != PIP_USAGE_ERROR:  # a pip that has no such feature is asked again without it
             return None
     return None
 
 
 def _pip(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_NO_COLOR": "1"}
-    command = [sys.executable, "-m", "pip", *arguments]
+    command = [sys.executable, "-m", "pip", "--retries", "2", "--timeout", "10", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
 
 

@@ -190,11 +190,9 @@ def _watch(parent: int, failure: Path) -> None:
                 if worker.is_alive():
                     worker.kill()
             try:
-                reason = (
-                    f"a process of FFCV's writer ended with status {failed[0]}" if failed else "nobody waits for it"
-                )
-                print(reason, file=sys.stderr, flush=True)
-            finally:  # stderr may be gone as well
+                if failed:
+                    failure.write_text(f"a process of FFCV's writer ended with status {failed[0]}", encoding="utf-8")
+            finally:  # its folder may be gone as well
                 os._exit(DEAD_WORKER_STATUS)
         time.sleep(WATCH_S)
 

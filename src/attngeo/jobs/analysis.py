@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attngeo.config import Preset
+from attngeo.ops import backend
 from attngeo.paper import records
 from attngeo.tracking.mlflow_run import log_job
 from attngeo.tracking.provenance import provenance
@@ -26,7 +27,8 @@ def keep(
     started: float,
 ) -> None:
     """Write an analysis' numbers as records and log the job with its parameters and summary metrics."""
-    origin = provenance(code_digest, root=preset.root) | {"preset": preset.name, "settings": params}
+    origin = provenance(code_digest, root=preset.root)
+    origin |= {"preset": preset.name, "settings": params, "ran": backend.ran()}
     records.write(out, records.from_frame(frame, provenance=origin, source=name))
     log_job(
         preset.root,

@@ -88,6 +88,11 @@ def resolve(op: str, backend: str, *tensors: Tensor) -> str:
     return choice
 
 
+def forget() -> None:
+    """Begin the record of what ran anew, as a job does whose record must not hold what the process did before."""
+    _ran.clear()
+
+
 def ran() -> dict[str, str]:
     """What really ran in this process: operator -> for example "compiled cpu avx512"; several are joined by " + "."""
     return {op: " + ".join(sorted(_ran[op])) for op in sorted(_ran)}

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from attngeo.ops import backend
 from attngeo.training import checkpoint
 from attngeo.training.interruption import Interrupted, Interruption
 from attngeo.training.protocols import Batches, Observer
@@ -43,6 +44,7 @@ def train(
     """
     with checkpoint.claim(scratch), reproducible(threads, device), Interruption() as stop:
         try:
+            backend.forget()
             run = Run(
                 model=model,
                 train_batches=train_batches,

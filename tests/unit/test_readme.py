@@ -1,0 +1,80 @@
+"""What the README says exists: commands, make targets, files; its tables are those of the results kept in git."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from attngeo.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "ARCHITECTURE.md")}
+
+
+def code_of(text: str) -> list[str]:
+    """Lines of fenced shell blocks and inline code."""
+    blocks = re.findall(r"```(?:bash|sh|console)\n(.*?)```", text, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", text)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_make_target_named_exists(name: str) -> None:
+    named = {m for line in code_of(DOCUMENTS[name]) for m in re.findall(r"\bmake ([a-z][a-z-]*)", line)}
+    defined = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    assert named <= defined, named - defined
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_command_named_exists(name: str) -> None:
+    commands = {m for line in code_of(DOCUMENTS[name]) for m in re.findall(r"\battngeo ([a-z][a-z -]*[a-z])", line)}
+    runner = CliRunner()
+    for command in commands:
+        words = command.split()
+        words = words[: 2 if words[0] in ("analyze", "track") else 1]
+        answer = runner.invoke(app, [*words, "--help"])
+        assert answer.exit_code == 0, f"attngeo {' '.join(words)}: {answer.output}"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_file_linked_exists(name: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", DOCUMENTS[name]):
+        if "://" not in target:
+            assert (ROOT / target).exists(), target
+
+
+def test_every_preset_is_described() -> None:
+    for file in sorted((ROOT / "config").glob("*/config.yaml")):
+        assert f"`{file.parent.name}`" in README, file.parent.name
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        assert content["expected"], file
+
+
+def test_the_tables_are_those_of_the_results_in_git() -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        from snapshot import with_tables
+    finally:
+        sys.path.pop(0)
+    assert "<!-- table: " in README
+    assert with_tables(README, ROOT) == README, "run `make snapshot`"
+
+
+def test_help_is_quick_and_needs_no_torch() -> None:
+    script = (
+        "import sys, attngeo.cli as c; from typer.main import get_command; get_command(c.app);"
+        "heavy = {'torch', 'pandas', 'mlflow', 'matplotlib', 'transformers', 'timm'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+def test_importing_the_package_registers_its_models_with_timm() -> None:
+    looked_for = "import attngeo, importlib.util; importlib.util.find_spec('timm'); import timm"
+    for script in ("import attngeo, timm", "import timm, attngeo", looked_for):
+        check = f"{script}; timm.create_model('laplacianformer_nano', num_classes=3)"
+        subprocess.run([sys.executable, "-c", check], check=True, cwd=ROOT)

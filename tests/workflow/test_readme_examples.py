@@ -1,0 +1,63 @@
+"""The README's worked examples run as they are written."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from attngeo.data import embedded
+from tests.workflow.project_copy import ROOT, ProjectCopy
+
+pytestmark = [pytest.mark.workflow, pytest.mark.network, pytest.mark.timeout(900), pytest.mark.xdist_group("workflow")]
+
+
+def example(name: str) -> str:
+    """The shell block behind the marker `<!-- example: name -->`."""
+    found = re.search(rf"<!-- example: {name} -->\n```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert found, f"README.md has no example {name}"
+    return found[1]
+
+
+def run_example(copy: ProjectCopy, name: str) -> None:
+    script = copy.root / f"example-{name}.sh"
+    script.write_text("set -euo pipefail\n" + example(name))
+    copy.run(f"bash {script.name}", timeout=600)
+
+
+def test_own_images(finished_copy: ProjectCopy) -> None:
+    draw = np.random.default_rng(0)
+    for label, level in (("däns e", 60), ("thin's", 180)):
+        folder = finished_copy.root / "my_images" / label
+        folder.mkdir(parents=True)
+        for index in range(60):
+            pixels = draw.normal(level, 40, (48, 56, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{index}.jpg")
+    (finished_copy.root / "my_images/thin's/broken.jpg").write_bytes(b"not a JPEG")
+    run_example(finished_copy, "own-images")
+    table = pd.read_csv(finished_copy.root / "paper_figures/tab1.csv")
+    assert table.astype(str).apply(lambda column: column.str.contains("my-images")).any().any()
+    refused = (finished_copy.root / "results/my-images/data/my-images/refused.csv").read_text()
+    assert "broken.jpg" in refused
+
+
+def test_own_language_model(finished_copy: ProjectCopy) -> None:
+    shutil.copytree(embedded.fetch("minilm-l3"), finished_copy.root / "my_model")
+    run_example(finished_copy, "own-model")
+    data = pd.read_csv(finished_copy.root / "results/my-model/figures/fig10.csv")
+    assert set(data["model"]) == {"my-model"}
+    assert Path(finished_copy.root / "paper_figures/fig10.pdf").stat().st_size > 0
+
+
+def test_own_attention_kind(finished_copy: ProjectCopy) -> None:
+    run_example(finished_copy, "own-attention")
+    curves = pd.read_csv(finished_copy.root / "results/my-attention/figures/fig2.csv")
+    assert any("mean" in str(value).lower() for value in curves.to_numpy().ravel())
+    source = finished_copy.root / "my_attention.py"
+    source.write_text(source.read_text().replace(".mean(1, keepdim=True)", ".amax(1, keepdim=True)"))
+    planned = finished_copy.planned("--config preset=my-attention")
+    trained = [job for job in planned if job.startswith("train")]
+    assert len(trained) == 1, "an edit of the file retrains the run that uses it, and no other"

@@ -1,0 +1,56 @@
+"""Keep what a preset made under docs/measured/<preset>, and bring the README's tables up to date with it.
+
+PNG figures with their data and captions, tables, the ledger page and the record files: the only results in git.
+"""
+
+import argparse
+import re
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = ("figures/*.png", "figures/*.csv", "figures/*.caption.txt", "tables/*.md", "tables/*.csv", "tables/*.tex")
+KEPT += ("tables/*.caption.txt", "claims.html", "runs/*/final.json", "runs/*/metrics.jsonl")
+KEPT += ("analyses/*.json", "analyses/*/*.json", "benchmarks/*.json")
+_BLOCK = re.compile(r"(<!-- table: (?P<path>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def copy_results(root: Path, preset: str) -> list[Path]:
+    """Replace docs/measured/<preset> by what results/<preset> holds now; the files written."""
+    source = root / "results" / preset
+    target = root / "docs" / "measured" / preset
+    files = sorted({file for pattern in KEPT for file in source.glob(pattern)})
+    if not files:
+        raise SystemExit(f"{source} holds no results: run `make reproduce PRESET={preset}` first")
+    shutil.rmtree(target, ignore_errors=True)
+    for file in files:
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+    return files
+
+
+def with_tables(readme: str, root: Path) -> str:
+    """The README with each block `<!-- table: PATH -->` ... `<!-- end -->` filled from the file it names."""
+
+    def filled(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{(root / match['path']).read_text(encoding='utf-8').strip()}\n\n{match[3]}"
+
+    return _BLOCK.sub(filled, readme)
+
+
+def main() -> None:
+    """Take the snapshot of one preset."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="demo")
+    preset = parser.parse_args().preset
+    files = copy_results(ROOT, preset)
+    readme = ROOT / "README.md"
+    readme.write_text(with_tables(readme.read_text(encoding="utf-8"), ROOT), encoding="utf-8")
+    size = sum(file.stat().st_size for file in files) / 2**20
+    sys.stdout.write(f"{len(files)} files, {size:.1f} MiB, kept in docs/measured/{preset}; README tables refreshed\n")
+
+
+if __name__ == "__main__":
+    main()
