@@ -30,6 +30,10 @@ StampOption = Annotated[
     Optional[Path],  # noqa: UP045  typer reads Optional on every Python version we support
     typer.Option("--stamp", help="Digest stamp of the code, written by the workflow; computed if absent."),
 ]
+ThreadsOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--threads", min=1, help="Threads to compute with; without it, those of the preset."),
+]
 ReportOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--report", help="Also write what was done to this JSON file."),
@@ -72,10 +76,13 @@ def _writable(preset: "Preset") -> None:
         probe.unlink()
 
 
-def _use_threads(threads: int) -> None:
+def _use_threads(threads: int) -> int:
+    """Have every library of this process and its children compute with that many threads."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
 
     torch.set_num_threads(threads)
+    return threads
 
 
 @app.command()
@@ -129,12 +136,12 @@ def train(
     run_id: Annotated[str, typer.Argument(help="A run of the preset's runs.tsv.")],
     preset: PresetOption = "demo",
     stamp: StampOption = None,
+    threads: ThreadsOption = None,
 ) -> None:
     """Train one run; started again after a kill, it goes on from its newest checkpoint."""
     config = _preset(preset)
     config.run(run_id)
     _writable(config)
-    os.environ.setdefault("OMP_NUM_THREADS", str(config.resources.train.threads))
     if config.resources.train.device == "cuda":
         from attngeo.gpu_lease import lease_gpu
 
@@ -144,9 +151,10 @@ def train(
     code = _stamp(config, stamp, f"runs/{run_id}")
     if extension.uses_extension(code):
         extension.build(config.root)
+    threads = _use_threads(threads or config.resources.train.threads)
     from attngeo.jobs.train import train_run
 
-    final = train_run(config, run_id, code["digest"])
+    final = train_run(config, run_id, code["digest"], threads=threads)
     typer.echo(f"{run_id}: top-1 {final['accuracy']:.2f} % of {final['n_eval']} images in {final['wall_s']:.0f} s")
 
 
@@ -155,35 +163,40 @@ def analyze_connection_walk(
     model: Annotated[str, typer.Argument(help="A language or vision model of the preset's config.yaml.")],
     preset: PresetOption = "demo",
     stamp: StampOption = None,
+    threads: ThreadsOption = None,
 ) -> None:
     """Transports, effective graphs and identities of one pretrained model, with shape-matched nulls."""
     config = _preset(preset)
     if model not in config.analysed_models:
         raise UserError(f"preset {preset} has no model {model!r}", f"use one of: {', '.join(config.analysed_models)}")
     _writable(config)
-    _use_threads(config.resources.analyze.threads)
+    _use_threads(threads or config.resources.analyze.threads)
     from attngeo.jobs.connection_walk import connection_walk
 
     connection_walk(config, model, _digest(config, stamp, f"connection_walk/{model}"))
 
 
 @analyze_app.command("variational")
-def analyze_variational(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+def analyze_variational(
+    preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None
+) -> None:
     """Tangency, energy balance, first variation and Euler-Lagrange residual of attention flows on the sphere."""
     config = _preset(preset)
     _writable(config)
-    _use_threads(config.resources.analyze.threads)
+    _use_threads(threads or config.resources.analyze.threads)
     from attngeo.jobs.variational import variational
 
     variational(config, _digest(config, stamp, "variational"))
 
 
 @analyze_app.command("injectivity")
-def analyze_injectivity(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+def analyze_injectivity(
+    preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None
+) -> None:
     """Rank of the attention matrix of each kernel on features of a pretrained vision transformer."""
     config = _preset(preset)
     _writable(config)
-    _use_threads(config.resources.analyze.threads)
+    _use_threads(threads or config.resources.analyze.threads)
     from attngeo.jobs.injectivity import injectivity
 
     injectivity(config, _digest(config, stamp, "injectivity"))

@@ -7,10 +7,9 @@ rule extension:
         "results/logs/extension.log",
     conda:
         "../../environment.yml"
-    threads: 2
+    threads: asked("prepare").threads
     resources:
-        mem_mb=3000,
-        runtime=30,
+        **needs("prepare"),
     shell:
         "attngeo build --report {output} > {log} 2>&1"
 
@@ -22,8 +21,8 @@ rule tracking_store:
         "results/logs/tracking_store.log",
     conda:
         "../../environment.yml"
+    threads: asked("prepare").threads
     resources:
-        mem_mb=600,
-        runtime=10,
+        **needs("prepare"),
     shell:
         "attngeo track init --report {output} > {log} 2>&1"

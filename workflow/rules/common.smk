@@ -54,8 +54,13 @@ def stamp(name):
 
 
 def asked(stage):
-    """Resources of a stage as the preset's config.yaml sets them."""
+    """What one job of a stage asks for, as the preset's config.yaml sets it."""
     return getattr(PRESET.resources, stage)
+
+
+def needs(stage):
+    """The resources of a rule: GPUs, memory and minutes."""
+    return {name: getattr(asked(stage), name) for name in ("gpu", "mem_mb", "runtime")}
 
 
 def everything():

@@ -11,11 +11,9 @@ rule connection_walk:
         "../../environment.yml"
     threads: asked("analyze").threads
     resources:
-        gpu=asked("analyze").gpu,
-        mem_mb=asked("analyze").mem_mb,
-        runtime=asked("analyze").runtime,
+        **needs("analyze"),
     params:
         preset=PRESET.name,
     shell:
         "attngeo analyze connection-walk {wildcards.model} --preset {params.preset}"
-        " --stamp {input.code} > {log} 2>&1"
+        " --stamp {input.code} --threads {threads} > {log} 2>&1"

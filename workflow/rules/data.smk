@@ -6,9 +6,9 @@ rule fetch:
     retries: 1
     conda:
         "../../environment.yml"
+    threads: asked("prepare").threads
     resources:
-        mem_mb=2000,
-        runtime=60,
+        **needs("prepare"),
     shell:
         "attngeo fetch {wildcards.source} --report {output} > {log} 2>&1"
 
@@ -25,10 +25,9 @@ rule pack:
         f"{LOGS}/pack/{{dataset}}.log",
     conda:
         "../../environment.yml"
-    threads: 2
+    threads: asked("prepare").threads
     resources:
-        mem_mb=2000,
-        runtime=240,
+        **needs("prepare"),
     params:
         preset=PRESET.name,
     shell:

@@ -13,9 +13,9 @@ for target in [TARGETS[name] for name in (*PRESET.figures, *PRESET.tables, *PAGE
             f"{LOGS}/{target.name}.log",
         conda:
             "../../environment.yml"
+        threads: asked("draw").threads
         resources:
-            mem_mb=asked("draw").mem_mb,
-            runtime=asked("draw").runtime,
+            **needs("draw"),
         params:
             preset=PRESET.name,
             command=(
@@ -43,6 +43,8 @@ rule show:
         ending="pdf|png|csv|md|tex|html",
     conda:
         "../../environment.yml"
+    resources:
+        **needs("draw"),
     shell:
         "cp {input.copied} {output} 2> {log}"
 
@@ -56,5 +58,7 @@ rule show_preset:
         "results/logs/show/PRESET.log",
     conda:
         "../../environment.yml"
+    resources:
+        **needs("draw"),
     shell:
         "cp {input} {output} 2> {log}"

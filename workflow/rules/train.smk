@@ -13,10 +13,8 @@ rule train:
         "../../environment.yml"
     threads: asked("train").threads
     resources:
-        gpu=asked("train").gpu,
-        mem_mb=asked("train").mem_mb,
-        runtime=asked("train").runtime,
+        **needs("train"),
     params:
         preset=PRESET.name,
     shell:
-        "attngeo train {wildcards.run_id} --preset {params.preset} --stamp {input.code} > {log} 2>&1"
+        "attngeo train {wildcards.run_id} --preset {params.preset} --stamp {input.code} --threads {threads} > {log} 2>&1"

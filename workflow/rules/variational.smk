@@ -10,10 +10,8 @@ rule variational:
         "../../environment.yml"
     threads: asked("analyze").threads
     resources:
-        gpu=asked("analyze").gpu,
-        mem_mb=asked("analyze").mem_mb,
-        runtime=asked("analyze").runtime,
+        **needs("analyze"),
     params:
         preset=PRESET.name,
     shell:
-        "attngeo analyze variational --preset {params.preset} --stamp {input.code} > {log} 2>&1"
+        "attngeo analyze variational --preset {params.preset} --stamp {input.code} --threads {threads} > {log} 2>&1"

@@ -1,7 +1,6 @@
 """Job: one training run of a preset's run sheet."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Literal
 
 import timm
@@ -16,13 +15,12 @@ from attngeo.training.loop import train
 from attngeo.training.seeding import seed_everything
 
 
-def train_run(preset: Preset, run_id: str, code_digest: str, *, out: Path | None = None) -> dict[str, Any]:
+def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int) -> dict[str, Any]:
     """Train a run of the sheet, resumed from its newest checkpoint if it was stopped; return what final.json holds."""
     row = preset.run(run_id)
     recipe = preset.recipes[row.recipe]
-    resources = preset.resources.train
     manifest = preset.results / "data" / row.dataset / "manifest.json"
-    run_dir = out or preset.results / "runs" / run_id
+    run_dir = preset.results / "runs" / run_id
     scratch = preset.results / ".scratch" / f"{run_id}-{code_digest}"
 
     def batches(split: Literal["train", "val"], size: int, *, augment: bool, images_per_epoch: int | None) -> Batches:
@@ -85,8 +83,8 @@ def train_run(preset: Preset, run_id: str, code_digest: str, *, out: Path | None
         seed=row.seed,
         run_dir=run_dir,
         scratch=scratch,
-        threads=resources.threads,
-        device=resources.device,
+        threads=threads,
+        device=preset.resources.train.device,
         observers=(observer,),
         info=info | {"recipe_values": asdict(recipe)},
     )
