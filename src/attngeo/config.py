@@ -72,7 +72,7 @@ class TrainResources(Resources):
 class StageResources(_Strict):
     """Resources by stage."""
 
-    prepare: Resources = Resources(threads=2, mem_mb=2000, runtime=240)
+    prepare: Resources = Resources(mem_mb=2000, runtime=240)
     train: TrainResources = TrainResources()
     analyze: Resources = Resources(mem_mb=2500)
     draw: Resources = Resources(mem_mb=700)
