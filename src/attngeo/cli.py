@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -53,18 +53,24 @@ def _preset(name: str) -> "Preset":
     return load_preset(_root(), name, json.loads(os.environ.get("ATTNGEO_OVERRIDES", "{}")))
 
 
-def _stamp(preset: "Preset", stamp: Path | None, name: str) -> dict[str, Any]:
-    if stamp is not None:
-        from attngeo.tracking.code_digest import read_stamp
+def _digest(preset: "Preset", planned: Path | None, name: str) -> str:
+    """The digest of a job's code as it is now; builds the compiled operators first if the job uses them.
 
-        return read_stamp(stamp)
+    A stamp that the workflow planned with must be of the same code, or a result would carry the wrong digest.
+    """
+    from attngeo.jobs import extension
     from attngeo.jobs.stamps import current_stamp
+    from attngeo.tracking.code_digest import read_stamp
 
-    return current_stamp(preset, name)
-
-
-def _digest(preset: "Preset", stamp: Path | None, name: str) -> str:
-    return str(_stamp(preset, stamp, name)["digest"])
+    stamp = current_stamp(preset, name)
+    if planned is not None and read_stamp(planned)["digest"] != stamp["digest"]:
+        raise UserError(
+            f"the code, the settings or the data behind {name} changed after the workflow was planned",
+            "run the same command again: it plans anew",
+        )
+    if extension.uses_extension(stamp):
+        extension.build(preset.root)
+    return str(stamp["digest"])
 
 
 def _writable(preset: "Preset") -> None:
@@ -146,15 +152,17 @@ def train(
         from attngeo.gpu_lease import lease_gpu
 
         lease_gpu()
-    from attngeo.jobs import extension
-
-    code = _stamp(config, stamp, f"runs/{run_id}")
-    if extension.uses_extension(code):
-        extension.build(config.root)
-    threads = _use_threads(threads or config.resources.train.threads)
+    digest = _digest(config, stamp, f"runs/{run_id}")
+    wanted = config.resources.train.threads
+    if threads not in (None, wanted):
+        raise UserError(
+            f"{run_id} is planned for {wanted} threads and got {threads}: its bits would differ",
+            f"give snakemake --cores {wanted} or more, or set resources.train.threads in config.yaml",
+        )
+    _use_threads(wanted)
     from attngeo.jobs.train import train_run
 
-    final = train_run(config, run_id, code["digest"], threads=threads)
+    final = train_run(config, run_id, digest, threads=wanted)
     typer.echo(f"{run_id}: top-1 {final['accuracy']:.2f} % of {final['n_eval']} images in {final['wall_s']:.0f} s")
 
 
@@ -170,10 +178,11 @@ def analyze_connection_walk(
     if model not in config.analysed_models:
         raise UserError(f"preset {preset} has no model {model!r}", f"use one of: {', '.join(config.analysed_models)}")
     _writable(config)
+    digest = _digest(config, stamp, f"connection_walk/{model}")
     _use_threads(threads or config.resources.analyze.threads)
     from attngeo.jobs.connection_walk import connection_walk
 
-    connection_walk(config, model, _digest(config, stamp, f"connection_walk/{model}"))
+    connection_walk(config, model, digest)
 
 
 @analyze_app.command("variational")
@@ -183,10 +192,11 @@ def analyze_variational(
     """Tangency, energy balance, first variation and Euler-Lagrange residual of attention flows on the sphere."""
     config = _preset(preset)
     _writable(config)
+    digest = _digest(config, stamp, "variational")
     _use_threads(threads or config.resources.analyze.threads)
     from attngeo.jobs.variational import variational
 
-    variational(config, _digest(config, stamp, "variational"))
+    variational(config, digest)
 
 
 @analyze_app.command("injectivity")
@@ -196,10 +206,11 @@ def analyze_injectivity(
     """Rank of the attention matrix of each kernel on features of a pretrained vision transformer."""
     config = _preset(preset)
     _writable(config)
+    digest = _digest(config, stamp, "injectivity")
     _use_threads(threads or config.resources.analyze.threads)
     from attngeo.jobs.injectivity import injectivity
 
-    injectivity(config, _digest(config, stamp, "injectivity"))
+    injectivity(config, digest)
 
 
 def _draw(kind: str, name: str, preset: str, stamp: Path | None) -> None:

@@ -22,6 +22,7 @@ from attngeo.paper.targets import FIGURES, TABLES
 from attngeo.training.recipe import Recipe
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]*")
+_RESERVED = ("recipes", "embedded", "logs", "mlflow-artifacts")  # folders that are there already
 
 
 def _identifier(value: str) -> str:
@@ -166,8 +167,8 @@ class Preset(PresetFile):
         return {model.id: model for model in (*self.language_models, *self.vision_models)}
 
 
-def _options(values: Sequence[str], given: str = "") -> str:
-    close = difflib.get_close_matches(given, values, n=1)
+def _options(values: Sequence[str], given: object = "") -> str:
+    close = difflib.get_close_matches(str(given), values, n=1)
     return ("did you mean " + repr(close[0]) + "? " if close else "") + "allowed: " + ", ".join(values)
 
 
@@ -228,9 +229,16 @@ def _validate(model: Any, data: Any, file: str, where: str = "") -> Any:
         raise _explain(error, model, file, where) from None
 
 
+def _read_text(path: Path, name: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not UTF-8 text: {error}", "save it as UTF-8") from None
+
+
 def _read_yaml(path: Path, name: str) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(_read_text(path, name))
     except yaml.YAMLError as error:
         raise UserError(f"{name} is not valid YAML: {error}", "correct the line it names") from error
     if not isinstance(content, dict):
@@ -253,8 +261,7 @@ def _load_runs(root: Path, preset: str) -> tuple[RunRow, ...]:
     path = root / name
     if not path.is_file():
         raise UserError(f"{name} does not exist", "add the run sheet; a header line alone means no training runs")
-    with path.open(encoding="utf-8", newline="") as stream:
-        lines = [line for line in stream if line.strip() and not line.startswith("#")]
+    lines = [line for line in _read_text(path, name).splitlines() if line.strip() and not line.startswith("#")]
     rows: list[RunRow] = []
     for number, row in enumerate(csv.DictReader(lines, delimiter="\t"), start=1):
         if None in row or None in row.values():
@@ -289,7 +296,13 @@ def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = Non
     `overrides` replaces keys of config.yaml. Raises UserError naming file, key and the allowed values.
     """
     root = root.resolve()
+    name = str(name)
     file = f"config/{name}/config.yaml"
+    if not _IDENTIFIER.fullmatch(name) or name in _RESERVED:
+        raise UserError(
+            f"a preset cannot be called {name!r}",
+            f"use letters, digits, '.', '_', '-' and '@' only, and none of {', '.join(_RESERVED)}",
+        )
     if not (root / file).is_file():
         raise UserError(f"there is no preset {name!r} (no file {file})", _options(preset_names(root), name))
     content = _merge(_read_yaml(root / file, file), overrides or {})
@@ -303,34 +316,56 @@ def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = Non
         runs=runs,
         recipes=recipes,
     )
-    _check_names(preset, file)
+    sheet = f"config/{name}/runs.tsv"
+    _check_sources(preset, file)
+    _check_runs(preset, file, sheet)
+    _check_targets(preset, file, sheet)
     return preset
 
 
-def _check_names(preset: Preset, file: str) -> None:
-    """Names that refer to something: models, datasets, targets, embedded sources."""
-    sheet = f"config/{preset.name}/runs.tsv"
+def _check_runs(preset: Preset, file: str, sheet: str) -> None:
+    """Every run names a model, a dataset, an attention kind and targets that there are."""
     targets = [*FIGURES, *TABLES]
-    for key, names, known in (("figures", preset.figures, FIGURES), ("tables", preset.tables, TABLES)):
-        for target in names:
-            if target not in known:
-                raise UserError(f"{file}: key {key!r}: unknown target {target!r}", _options(list(known), target))
     for row in preset.runs:
+        where = f"{sheet}, run {row.run_id!r}"
         if row.model not in model_names():
+            close = f"{_options(model_names(), row.model)} " if "_" in row.model else ""
             raise UserError(
-                f"{sheet}, run {row.run_id!r}: unknown model {row.model!r}",
-                f"{_options(model_names(), row.model) if '_' in row.model else 'names are FAMILY_SIZE'}"
-                f" (families {', '.join(FAMILIES)}; sizes {', '.join(SIZES)})",
+                f"{where}: unknown model {row.model!r}",
+                f"{close}(names are FAMILY_SIZE: families {', '.join(FAMILIES)}; sizes {', '.join(SIZES)})",
             )
         if row.dataset not in preset.datasets:
             raise UserError(
-                f"{sheet}, run {row.run_id!r}: dataset {row.dataset!r} is not among the datasets of {file}",
+                f"{where}: dataset {row.dataset!r} is not among the datasets of {file}",
                 _options(list(preset.datasets), row.dataset),
             )
         for target in row.feeds:
             if target not in targets:
-                raise UserError(f"{sheet}, run {row.run_id!r}: feeds unknown {target!r}", _options(targets, target))
-        check_attention_kind(row.attention_kind, preset.root, f"{sheet}, run {row.run_id!r}")
+                raise UserError(f"{where}: feeds unknown {target!r}", _options(targets, target))
+        check_attention_kind(row.attention_kind, preset.root, where)
+
+
+def _check_targets(preset: Preset, file: str, sheet: str) -> None:
+    """Every figure and table exists and has something to show."""
+    for key, names, known in (("figures", preset.figures, FIGURES), ("tables", preset.tables, TABLES)):
+        for name in names:
+            if name not in known:
+                raise UserError(f"{file}: key {key!r}: unknown target {name!r}", _options(list(known), name))
+            if not known[name].inputs(preset):
+                raise UserError(
+                    f"{file}: key {key!r}: the preset has nothing to show in {name}",
+                    f"let a run of {sheet} feed it, add models, or list the {key} without it",
+                )
+    vision_models = [model.id for model in preset.vision_models]
+    if "fig7" in preset.figures and preset.injectivity.model not in vision_models:
+        raise UserError(
+            f"{file}: key 'injectivity.model': {preset.injectivity.model!r} is not one of the vision_models",
+            f"{_options(vision_models) if vision_models else 'add it there'}; or list the figures without fig7",
+        )
+
+
+def _check_sources(preset: Preset, file: str) -> None:
+    """What is called embedded is known; folders are looked at when they are needed."""
     wanted = {name: config.source for name, config in preset.datasets.items()}
     wanted |= {model.id: model.source for model in preset.analysed_models.values()}
     for name, source in wanted.items():
@@ -346,10 +381,10 @@ def check_attention_kind(kind: str, root: Path, where: str) -> None:
     if colon and file.endswith(".py"):
         if not (root / file).is_file():
             raise UserError(f"{where}: the file of attention {kind!r} does not exist", f"create {file} or correct it")
-    elif kind not in ATTENTION_KINDS and ":" not in kind:
+    elif kind not in ATTENTION_KINDS:
         raise UserError(
             f"{where}: unknown attention kind {kind!r}",
-            _options(list(ATTENTION_KINDS), kind) + ", or path/to/file.py:Class",
+            f"{_options(list(ATTENTION_KINDS), kind)}, or path/to/file.py:Class",
         )
 
 

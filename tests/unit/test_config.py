@@ -44,6 +44,8 @@ def test_overrides_replace_single_keys() -> None:
         ({"datasets": {"fashion": {"source": "embedded"}}}, ["fashion", "fashion-mnist"]),
         ({"figures": ["fig7", "fig70"]}, ["fig70", "fig7"]),
         ({"language_models": [{"id": "x"}]}, ["language_models.0.source", "missing"]),
+        ({"injectivity": {"model": "minilm-l6"}}, ["injectivity.model", "dinov2-s"]),
+        ({"vision_models": [], "language_models": [], "figures": ["fig10"]}, ["fig10", "nothing to show"]),
     ],
 )
 def test_a_wrong_key_or_value_is_explained(overrides: dict[str, object], words: list[str]) -> None:
@@ -73,6 +75,27 @@ def test_a_wrong_run_is_explained(root: Path, line: str, words: list[str]) -> No
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["", "123 4", "my 'x y", "embedded", "recipes", "../demo", "demoo"])
+def test_a_preset_name_is_checked(root: Path, name: str) -> None:
+    (root / "config" / name / "x").mkdir(parents=True, exist_ok=True)
+    with pytest.raises(UserError):
+        load_preset(root, name)
+
+
+def test_text_that_is_not_utf8_is_named(root: Path) -> None:
+    sheet = root / "config/demo/runs.tsv"
+    sheet.write_bytes(sheet.read_bytes() + "é".encode("latin-1"))
+    with pytest.raises(UserError, match=r"runs\.tsv"):
+        load_preset(root, "demo")
+
+
+def test_a_run_without_anything_that_shows_it_is_told(root: Path) -> None:
+    sheet = root / "config/demo/runs.tsv"
+    sheet.write_text(sheet.read_text().replace("tab1,fig2,fig3", "tab1,fig3"))
+    with pytest.raises(UserError, match="nothing to show in fig2"):
+        load_preset(root, "demo")
+
+
 def test_a_run_twice_is_refused(root: Path) -> None:
     sheet = root / "config/demo/runs.tsv"
     sheet.write_text(sheet.read_text() + sheet.read_text().splitlines()[-1] + "\n")
@@ -84,7 +107,7 @@ def test_an_own_attention_file_must_exist(root: Path) -> None:
     sheet = root / "config/demo/runs.tsv"
     sheet.write_text(
         "run_id\tmodel\tdataset\trecipe\tseed\tfeeds\tattention\n"
-        "r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1\tmine.py:Mine\n"
+        "r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1,fig2,fig3\tmine.py:Mine\n"
     )
     with pytest.raises(UserError, match=r"mine\.py"):
         load_preset(root, "demo")

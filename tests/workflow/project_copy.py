@@ -9,17 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_PARTS = (
-    "config",
-    "workflow",
-    "profiles",
-    "src",
-    "tools",
-    "Snakefile",
-    "pyproject.toml",
-    "environment.yml",
-    "README.md",
-)
+_FOLDERS = ("config", "workflow", "profiles", "src", "tools")
+_FILES = ("Snakefile", "Makefile", "pyproject.toml", "environment.yml", "README.md")
 
 
 @dataclass

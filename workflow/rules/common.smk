@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ try:
     OVERRIDES = {key: value for key, value in config.items() if key != "preset"}
     PRESET = load_preset(ROOT, config.get("preset", "demo"), OVERRIDES)
     write_stamps(PRESET)
-except (UserError, SyntaxError, OSError) as error:
+except (UserError, SyntaxError, ValueError, OSError) as error:
     raise WorkflowError(str(error))
 
 # Jobs run the commands of this environment and the code of this tree, whatever else is installed, and read the same
@@ -46,6 +47,11 @@ RESULTS = f"results/{PRESET.name}"
 LOGS = f"{RESULTS}/logs"
 EXTENSION = "results/extension.json"
 TRACKING = "results/tracking.json"
+
+# Names in paper_figures/ and the file below results/<preset>/ that each is a copy of.
+SHOWN = {
+    Path(path).name: path for target in TARGETS.values() for path in target.outputs
+}
 
 
 def stamp(name):
@@ -110,11 +116,6 @@ def target_outputs(target):
     return outputs
 
 
-def shown(wildcards):
-    """The file of the active preset that a file under paper_figures/ is a copy of."""
-    name = f"{wildcards.name}.{wildcards.ending}"
-    return next(
-        f"{RESULTS}/{path}"
-        for path in TARGETS[wildcards.name].outputs
-        if path.endswith(name)
-    )
+def other_presets_files():
+    """What another preset left in paper_figures/ and this one does not make."""
+    return sorted({f"paper_figures/{name}" for name in SHOWN} - set(everything()))

@@ -32,15 +32,14 @@ localrules:
 
 rule show:
     input:
-        copied=shown,
+        copied=lambda wildcards: f"{RESULTS}/{SHOWN[wildcards.file]}",
         preset="results/.code/preset.txt",
     output:
-        "paper_figures/{name}.{ending}",
+        "paper_figures/{file}",
     log:
-        "results/logs/show/{name}.{ending}.log",
+        "results/logs/show/{file}.log",
     wildcard_constraints:
-        name="|".join(TARGETS),
-        ending="pdf|png|csv|md|tex|html",
+        file="|".join(map(re.escape, SHOWN)),
     conda:
         "../../environment.yml"
     resources:
@@ -60,5 +59,8 @@ rule show_preset:
         "../../environment.yml"
     resources:
         **needs("draw"),
+    params:
+        preset=PRESET.name,
+        others=other_presets_files(),
     shell:
-        "cp {input} {output} 2> {log}"
+        "(rm -f {params.others} && echo {params.preset} > {output}) 2> {log}"

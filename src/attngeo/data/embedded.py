@@ -84,6 +84,20 @@ def source_of(name: str) -> Source:
     return sources()[name]
 
 
+def pins(name: str) -> dict[str, Any]:
+    """What decides the content of an embedded entry: the files it is made from, and how they are used."""
+    source = source_of(name)
+    tokenizer = pins(source.tokenizer_of) if source.tokenizer_of else None
+    return {
+        "format": FORMAT,
+        "members": dict(source.members) or [archive.sha256 for archive in source.archives],
+        "converter": source.converter,
+        "classes": list(source.classes),
+        "min_crop_area": source.min_crop_area,
+        "tokenizer": tokenizer,
+    }
+
+
 def cache_root(cache: Path | None = None) -> Path:
     """The cache folder: the argument, else ATTNGEO_CACHE, else XDG_CACHE_HOME/attngeo, else ~/.cache/attngeo."""
     if cache is not None:
@@ -96,12 +110,15 @@ def cache_root(cache: Path | None = None) -> Path:
 
 
 def is_fetched(name: str, *, cache: Path | None = None) -> bool:
-    """Whether `name` is in the cache, complete: every file of its record is there with its size."""
-    folder = cache_root(cache) / source_of(name).name
+    """Whether `name` is in the cache, made from what is pinned now, and complete: every file there with its size."""
+    source = source_of(name)
+    folder = cache_root(cache) / name
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        return record["format"] == FORMAT and all(
-            (folder / path).stat().st_size == entry["bytes"] for path, entry in record["files"].items()
+        return (
+            record["format"] == FORMAT
+            and record["members"] == dict(source.members)
+            and all((folder / path).stat().st_size == entry["bytes"] for path, entry in record["files"].items())
         )
     except (OSError, ValueError, KeyError):
         return False
@@ -275,7 +292,7 @@ def _from_torchvision(
     source: Source, archive: Archive, work: Path, aside: Path, tokenizer: Path | None
 ) -> dict[str, Any]:
     """Through the mirrors that torchvision lists for one of its data sets; the library names them, not this project."""
-    from torchvision import datasets  # type: ignore[import-untyped]
+    from torchvision import datasets
 
     listed = getattr(datasets, archive.name)
     contents: dict[str, bytes] = {}

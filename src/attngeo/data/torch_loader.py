@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms.v2 import functional as vision  # type: ignore[import-untyped]
+from torchvision.transforms.v2 import functional as vision
 
 from attngeo.data import array_loader
 from attngeo.data.batches import Batches

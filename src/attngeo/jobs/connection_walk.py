@@ -2,21 +2,10 @@
 
 import time
 
-import torch
-
 from attngeo.config import Preset
 from attngeo.connection_walk import analyze
 from attngeo.jobs import sources
 from attngeo.jobs.analysis import keep
-
-_IMAGENET_MEAN = torch.tensor([0.485, 0.456, 0.406])
-_IMAGENET_STD = torch.tensor([0.229, 0.224, 0.225])
-
-
-def normalised_photographs(count: int, size: int = 224) -> torch.Tensor:
-    """Photographs as a pretrained vision transformer expects them: float [count, 3, size, size]."""
-    pixels = torch.from_numpy(sources.photographs(count, size)).float() / 255
-    return ((pixels - _IMAGENET_MEAN) / _IMAGENET_STD).permute(0, 3, 1, 2).contiguous()
 
 
 def connection_walk(preset: Preset, model_id: str, code_digest: str) -> None:
@@ -29,7 +18,7 @@ def connection_walk(preset: Preset, model_id: str, code_digest: str) -> None:
         sources.model_folder(preset, model),
         None if is_vision else sources.texts(preset),
         model_id=model_id,
-        images=normalised_photographs(settings.images) if is_vision else None,
+        images=sources.photographs(settings.images) if is_vision else None,
         windows=settings.windows,
         window_tokens=settings.window_tokens,
         null_draws=settings.null_draws,

@@ -8,7 +8,6 @@ from attngeo.config import Preset
 from attngeo.evaluation import injectivity as measurement
 from attngeo.jobs import sources
 from attngeo.jobs.analysis import keep
-from attngeo.jobs.connection_walk import normalised_photographs
 
 
 def injectivity(preset: Preset, code_digest: str) -> None:
@@ -19,7 +18,7 @@ def injectivity(preset: Preset, code_digest: str) -> None:
     settings = preset.injectivity
     model = AutoModel.from_pretrained(sources.model_folder(preset, preset.analysed_models[settings.model])).eval()
     with torch.inference_mode():
-        hidden = model(normalised_photographs(settings.images), output_hidden_states=True).hidden_states
+        hidden = model(sources.photographs(settings.images), output_hidden_states=True).hidden_states
     middle = hidden[len(hidden) // 2][:, 1:]  # without the class token: the patches form a grid
     frame = measurement.analyze(
         {f"{settings.model} middle layer": middle, f"{settings.model} last layer": hidden[-1][:, 1:]},

@@ -1,12 +1,18 @@
 """Where a preset's pretrained models, texts and images are found."""
 
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from attngeo.config import LanguageModelConfig, Preset
 from attngeo.data import embedded, text
 from attngeo.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PHOTOGRAPHS = "textile"  # the embedded images that vision models look at
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def model_folder(preset: Preset, model: LanguageModelConfig) -> str:
@@ -35,16 +41,22 @@ def texts(preset: Preset) -> list[str]:
     return documents
 
 
-def photographs(count: int, size: int) -> np.ndarray:
-    """The first `count` validation images of the texture set, class by class: uint8 [count, size, size, 3]."""
+def photographs(count: int, size: int = 224) -> "Tensor":
+    """The first `count` validation photographs, class by class, as a pretrained vision transformer expects them.
+
+    Bicubic resize, ImageNet mean and deviation: float32 [count, 3, size, size].
+    """
+    import torch
     from PIL import Image
+    from torchvision.transforms.v2 import functional
 
-    folder = embedded.fetch("textile") / "val"
-    by_class = [sorted(f for f in c.iterdir() if f.is_file()) for c in sorted(folder.iterdir()) if c.is_dir()]
-    chosen = [files[i // len(by_class)] for i, files in zip(range(count), _cycle(by_class), strict=False)]
-    images = [np.asarray(Image.open(f).convert("RGB").resize((size, size), Image.Resampling.BICUBIC)) for f in chosen]
-    return np.stack(images)
-
-
-def _cycle(items: list[list[Path]]) -> list[list[Path]]:
-    return items * (1 + max(len(files) for files in items))
+    folder = embedded.fetch(PHOTOGRAPHS) / "val"
+    classes = [sorted(f for f in c.iterdir() if f.is_file()) for c in sorted(folder.iterdir()) if c.is_dir()]
+    images = []
+    for index in range(count):
+        files = classes[index % len(classes)]
+        with Image.open(files[index // len(classes)]) as opened:
+            image = opened.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+        pixels = functional.to_dtype(functional.pil_to_tensor(image), torch.float32, scale=True)
+        images.append(functional.normalize(pixels, list(_IMAGENET_MEAN), list(_IMAGENET_STD)))
+    return torch.stack(images)

@@ -6,27 +6,61 @@ from pathlib import Path
 from typing import Any
 
 from attngeo.config import Preset, RunRow
+from attngeo.data import embedded
 from attngeo.files import write_aside
+from attngeo.jobs import sources
 from attngeo.layers.registry import ATTENTION_KINDS
 from attngeo.paper.targets import PAGES, TARGETS, Target
 from attngeo.tracking.code_digest import CodeDigest, write_stamp
 
 _NUMERICS = ("torch", "torchvision", "timm", "numpy")
-_MODELS = ("torch", "numpy", "transformers", "tokenizers")
-_DRAWING = ("matplotlib", "seaborn", "pandas", "tueplots")
+_IMAGES = ("pillow", "ffcv", "opencv-python")
+_PRETRAINED = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safetensors", "pillow")
+_DRAWING = ("matplotlib", "seaborn", "pandas", "tueplots", "scipy", "jinja2")
 
 
-def attention_code(kind: str, root: Path) -> tuple[list[str], list[Path]]:
+def _attention(kind: str, digest: CodeDigest) -> tuple[list[str], list[Path]]:
     """Modules and files that implement an attention kind, a name or path/to/file.py:Class."""
-    target = ATTENTION_KINDS.get(kind, kind)
-    place = target.rpartition(":")[0]
-    if place.endswith(".py"):
-        return [], [root / place]
-    return ([place], []) if place.startswith("attngeo.") else ([], [])
+    place = ATTENTION_KINDS.get(kind, kind).rpartition(":")[0]
+    if not place.endswith(".py"):
+        return [place], []
+    files, modules = digest.closure_of_file(digest.root / place)
+    return modules, files
+
+
+def folder_state(folder: Path) -> dict[str, Any]:
+    """What tells, without reading a file, that a user's folder is another one now.
+
+    Files directly inside count with size and time; of the folders inside, and of the classes below train/ and val/,
+    the time counts, which changes when a file is added, removed or renamed. A file overwritten in place deeper down
+    goes unnoticed, since an image set may hold millions: run `snakemake --forcerun pack` then.
+    """
+    state: dict[str, Any] = {"folder": str(folder)}
+    if not folder.is_dir():
+        return state | {"exists": False}
+    for entry in sorted(folder.iterdir()):
+        status = entry.stat()
+        if entry.is_dir():
+            state[f"{entry.name}/"] = status.st_mtime_ns
+            if entry.name in ("train", "val"):
+                classes = [item for item in sorted(entry.iterdir()) if item.is_dir()]
+                state |= {f"{entry.name}/{item.name}/": item.stat().st_mtime_ns for item in classes}
+        else:
+            state[entry.name] = [status.st_size, status.st_mtime_ns]
+    return state
+
+
+def _source(preset: Preset, name: str, source: str) -> Any:
+    """The state of a dataset or a model where it comes from."""
+    if source == "embedded":
+        return embedded.pins(name)
+    if source == "hub" or source.startswith("hub:"):
+        return source
+    return folder_state(preset.root / Path(source).expanduser())
 
 
 def _run(preset: Preset, digest: CodeDigest, row: RunRow) -> dict[str, Any]:
-    modules, files = attention_code(row.attention_kind, preset.root)
+    modules, files = _attention(row.attention_kind, digest)
     return digest.explain(
         ["attngeo.jobs.train", *modules],
         files=files,
@@ -37,22 +71,33 @@ def _run(preset: Preset, digest: CodeDigest, row: RunRow) -> dict[str, Any]:
             "device": preset.resources.train.device,
             "threads": preset.resources.train.threads,
         },
-        packages=_NUMERICS,
+        packages=(*_NUMERICS, *_IMAGES),
     )
 
 
 def _dataset(preset: Preset, digest: CodeDigest, name: str) -> dict[str, Any]:
-    values = preset.datasets[name].model_dump(mode="json", exclude={"loader"})
-    return digest.explain(["attngeo.jobs.pack"], values=values, packages=("ffcv", "pillow", "torchvision"))
+    config = preset.datasets[name]
+    values = config.model_dump(mode="json", exclude={"loader"}) | {"state": _source(preset, name, config.source)}
+    return digest.explain(["attngeo.jobs.pack"], values=values, packages=("torchvision", *_IMAGES))
 
 
 def _walk(preset: Preset, digest: CodeDigest, model_id: str) -> dict[str, Any]:
-    values = {
-        "model": preset.analysed_models[model_id].model_dump(mode="json"),
-        "texts": preset.texts,
-        "settings": preset.connection_walk.model_dump(mode="json"),
-    }
-    return digest.explain(["attngeo.jobs.connection_walk"], values=values, packages=_MODELS)
+    model = preset.analysed_models[model_id]
+    settings = preset.connection_walk.model_dump(mode="json")
+    values: dict[str, Any] = {"model": model_id, "state": _source(preset, model_id, model.source)}
+    files: list[Path] = []
+    unused: tuple[str, ...]
+    if model in preset.vision_models:
+        values["images"] = embedded.pins(sources.PHOTOGRAPHS)
+        unused = ("windows", "window_tokens")
+    else:
+        unused = ("images",)
+        if preset.texts == "embedded":
+            files = sorted((preset.root / "src/attngeo/data/text").glob("*.txt"))
+        else:
+            values["texts"] = folder_state(preset.root / Path(preset.texts).expanduser())
+    values["settings"] = {key: value for key, value in settings.items() if key not in unused}
+    return digest.explain(["attngeo.jobs.connection_walk"], values=values, files=files, packages=_PRETRAINED)
 
 
 def _variational(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
@@ -61,14 +106,18 @@ def _variational(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
 
 
 def _injectivity(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
-    values = preset.injectivity.model_dump(mode="json")
-    return digest.explain(["attngeo.jobs.injectivity"], values=values, packages=_MODELS)
+    model_id = preset.injectivity.model
+    values = preset.injectivity.model_dump(mode="json") | {"images": embedded.pins(sources.PHOTOGRAPHS)}
+    if model_id in preset.analysed_models:
+        values["state"] = _source(preset, model_id, preset.analysed_models[model_id].source)
+    return digest.explain(["attngeo.jobs.injectivity"], values=values, packages=_PRETRAINED)
 
 
 def _target(preset: Preset, digest: CodeDigest, target: Target) -> dict[str, Any]:
     paper = preset.root / "src/attngeo/paper"
     modules = [target.module, *([] if target in PAGES.values() else ["attngeo.paper.render"])]
-    return digest.explain(modules, files=[paper / name for name in target.data_files], packages=_DRAWING)
+    files = [paper / name for name in target.data_files]
+    return digest.explain(modules, files=files, values={"inputs": target.inputs(preset)}, packages=_DRAWING)
 
 
 def stamp_names(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], dict[str, Any]]]]:

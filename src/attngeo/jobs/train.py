@@ -56,7 +56,6 @@ def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int) ->
         "dataset": row.dataset,
         "recipe": row.recipe,
         "seed": row.seed,
-        "feeds": list(row.feeds),
         **count_macs(model, recipe.image_size),
         "provenance": provenance(code_digest, root=preset.root),
     }

@@ -16,7 +16,20 @@ from typing import Any, NamedTuple
 
 # Modules that move data, names and messages but compute no number.
 NOT_COMPUTATION = tuple(
-    f"attngeo{name}" for name in ("", ".cli", ".config", ".doctor", ".errors", ".files", ".gpu_lease", ".jobs.stamps")
+    f"attngeo{name}"
+    for name in (
+        "",
+        ".cli",
+        ".config",
+        ".data.download",
+        ".doctor",
+        ".errors",
+        ".files",
+        ".gpu_lease",
+        ".jobs.extension",
+        ".jobs.stamps",
+        ".paper.records",
+    )
 )
 NOT_COMPUTATION_PACKAGES = ("attngeo.tracking.",)
 
@@ -181,6 +194,24 @@ class CodeDigest:
             for wanted in self._source(file, module).imports:
                 waiting.extend(self._resolve(wanted))
         return found
+
+    def closure_of_file(self, file: Path) -> tuple[list[Path], list[str]]:
+        """The files that a file outside the package brings in from its own folder, itself first, and the modules of
+        this project that they import.
+        """
+        files, modules, waiting = [], [], [file]
+        while waiting:
+            current = waiting.pop()
+            if current in files:
+                continue
+            files.append(current)
+            modules += [m for wanted in self._source(current, current.stem).imports for m in self._resolve(wanted)]
+            for node in ast.walk(ast.parse(current.read_text(encoding="utf-8"))):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+                siblings = (current.parent.joinpath(*name.split(".")).with_suffix(".py") for name in names)
+                waiting += [sibling for sibling in siblings if sibling.is_file()]
+        return files, modules
 
     def _extension_sources(self, operators: set[str]) -> dict[str, str]:
         """Digests of the compiled sources behind the named operators; comments and layout do not count."""

@@ -44,6 +44,7 @@ class Progress:
     train_s: float = 0.0  # all epochs
     wall_s: float = 0.0
     resumed: int = 0  # times
+    ran: dict[str, str] = field(default_factory=dict)  # operator -> what ran, in every process of this run
     history: list[dict[str, Any]] = field(default_factory=list)  # the lines of metrics.jsonl
 
 
@@ -111,6 +112,7 @@ class Run:
     def save(self) -> None:
         """Write a checkpoint of this moment, which must lie between two steps."""
         self._tick()
+        self._note_what_ran()
         state = {
             "identity": self._identity(),
             "model": self.model.state_dict(),
@@ -186,6 +188,7 @@ class Run:
         with write_aside(self.run_dir / "weights.safetensors", "wb") as stream:
             stream.write(safetensors.torch.save(weights, {"format": "pt"}))
         self._tick()
+        self._note_what_ran()
         residual = raw.residual
         for line in progress.history:
             residual = worse(residual, line["solver_residual_max"])
@@ -206,7 +209,7 @@ class Run:
             "peak_memory_mib": self._peak_memory_mib(),
             "resumed": progress.resumed,
             "solver_residual_max": residual,
-            "ran": backend.ran(),
+            "ran": progress.ran,
             "loader": self.train_batches.describe(),
             "threads": self.threads,
             "device": self._device_name(),
@@ -259,7 +262,14 @@ class Run:
     def _identity(self) -> dict[str, Any]:
         """What must not change between the parts of a run."""
         kept = {"threads": self.threads, "seed": self.seed, "device": self.device, "digest": self.info.get("digest")}
+        kept["loader"] = self.train_batches.describe().get("loader")
         return {**kept, "steps_per_epoch": self.steps_per_epoch, **asdict(self.recipe)}
+
+    def _note_what_ran(self) -> None:
+        """Add what ran in this process to what ran before an interruption: a change of it must show."""
+        for operator, what in backend.ran().items():
+            parts = dict.fromkeys([*filter(None, self.progress.ran.get(operator, "").split(" + ")), *what.split(" + ")])
+            self.progress.ran[operator] = " + ".join(sorted(parts))
 
     def _write_history(self) -> None:
         with write_aside(self.run_dir / "metrics.jsonl") as stream:
