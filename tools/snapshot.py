@@ -9,20 +9,32 @@ import shutil
 import sys
 from pathlib import Path
 
+from attngeo.config import load_preset
+from attngeo.paper.targets import PAGES, TARGETS
+
 ROOT = Path(__file__).resolve().parent.parent
-KEPT = ("figures/*.png", "figures/*.csv", "figures/*.caption.txt", "tables/*.md", "tables/*.csv", "tables/*.tex")
-KEPT += ("tables/*.caption.txt", "claims.html", "runs/*/final.json", "runs/*/metrics.jsonl")
-KEPT += ("analyses/*.json", "analyses/*/*.json", "benchmarks/*.json")
 _BLOCK = re.compile(r"(<!-- table: (?P<path>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
+def declared(root: Path, preset_name: str) -> list[str]:
+    """What the preset makes and is worth keeping, relative to results/<preset>: no PDF, no weights."""
+    preset = load_preset(root, preset_name)
+    targets = [TARGETS[name] for name in (*preset.figures, *preset.tables, *PAGES)]
+    made = [path for target in targets for path in (*target.inputs(preset), *target.outputs)]
+    return sorted({path for path in made if not path.endswith(".pdf")})
+
+
 def copy_results(root: Path, preset: str) -> list[Path]:
-    """Replace docs/measured/<preset> by what results/<preset> holds now; the files written."""
+    """Replace docs/measured/<preset> by what results/<preset> holds now; the files written.
+
+    Exits with a message if something that the preset makes is missing.
+    """
     source = root / "results" / preset
     target = root / "docs" / "measured" / preset
-    files = sorted({file for pattern in KEPT for file in source.glob(pattern)})
-    if not files:
-        raise SystemExit(f"{source} holds no results: run `make reproduce PRESET={preset}` first")
+    files = [source / path for path in declared(root, preset)]
+    missing = [str(file.relative_to(root)) for file in files if not file.is_file()]
+    if missing:
+        raise SystemExit(f"not there: {', '.join(missing[:5])}: run `make reproduce PRESET={preset}` first")
     shutil.rmtree(target, ignore_errors=True)
     for file in files:
         copy = target / file.relative_to(source)

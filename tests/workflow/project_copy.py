@@ -23,7 +23,7 @@ class ProjectCopy:
         """The user's environment, without what pytest or an outer workflow may have set."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SNAKEMAKE", "PYTEST", "ATTNGEO_OVERRIDES"))}
         kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
-        kept["PYTHONPATH"] = str(self.root / "src")
+        kept["PYTHONPATH"] = f"{self.root / 'src'}{os.pathsep}{self.root / 'cuda_ext'}"
         kept.pop("OMP_NUM_THREADS", None)
         return kept | dict(extra or {})
 
@@ -37,7 +37,7 @@ class ProjectCopy:
 
     def planned(self, arguments: str = "") -> list[str]:
         """Names of the rules that a dry run would execute, with their outputs' names."""
-        done = self.run(f"snakemake -n --cores 2 {arguments} all")
+        done = self.run(f"snakemake -n --cores 2 all {arguments}")
         text = done.stdout + done.stderr
         jobs: list[str] = []
         rule = ""

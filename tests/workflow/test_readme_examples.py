@@ -42,6 +42,10 @@ def test_own_images(finished_copy: ProjectCopy) -> None:
     assert table.astype(str).apply(lambda column: column.str.contains("my-images")).any().any()
     refused = (finished_copy.root / "results/my-images/data/my-images/refused.csv").read_text()
     assert "broken.jpg" in refused
+    assert finished_copy.planned("--config preset=my-images") == []
+    shutil.copy(finished_copy.root / "my_images/thin's/0.jpg", finished_copy.root / "my_images/thin's/one more.jpg")
+    again = finished_copy.planned("--config preset=my-images")
+    assert any(job.startswith("pack") for job in again), "a new image must be packed"
 
 
 def test_own_language_model(finished_copy: ProjectCopy) -> None:

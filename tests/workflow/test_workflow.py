@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sqlite3
+import sys
 import time
 from pathlib import Path
 
@@ -154,6 +155,58 @@ def test_a_changed_recipe_retrains_its_runs(finished_copy: ProjectCopy) -> None:
         "fashion-gaussian-s0",
         "fashion-riemannian-s0",
     }
+
+
+def test_looking_at_another_preset_reruns_nothing(finished_copy: ProjectCopy) -> None:
+    assert finished_copy.planned("--config preset=smoke")
+    assert finished_copy.planned() == []
+
+
+def test_another_presets_figures_do_not_stay_among_this_ones(finished_copy: ProjectCopy) -> None:
+    sheet = finished_copy.root / "config/smoke/config.yaml"
+    sheet.write_text(sheet.read_text() + "figures: [fig2, fig16]\ntables: [tab9]\n")
+    shutil.copytree(finished_copy.root / "results/demo", finished_copy.root / "results/smoke")
+    finished_copy.run("snakemake --cores 2 all --config preset=smoke")
+    shown = {path.name for path in (finished_copy.root / "paper_figures").iterdir()}
+    expected = {"PRESET", "claims.html", "fig2.pdf", "fig2.png", "fig16.pdf", "fig16.png"}
+    expected |= {f"tab9.{ending}" for ending in ("csv", "md", "tex", "caption.txt")}
+    assert shown <= expected
+    assert {"PRESET", "fig2.pdf", "fig16.png", "tab9.csv"} <= shown
+    assert (finished_copy.root / "paper_figures/PRESET").read_text().strip() == "smoke"
+
+
+def test_a_key_overridden_reruns_what_depends_on_it(finished_copy: ProjectCopy) -> None:
+    jobs = finished_copy.planned("--config 'connection_walk={\"windows\": 3}'")
+    walked = [job for job in jobs if job.startswith("connection_walk")]
+    assert len(walked) == 1, "images are no windows: the vision model stays as it is"
+    assert not _trainings(jobs)
+
+
+def test_changed_pins_and_texts_rerun_what_they_feed(finished_copy: ProjectCopy) -> None:
+    text = next((finished_copy.root / "src/attngeo/data/text").glob("moby*.txt"))
+    append(text, "Call me again.\n")
+    assert {job.split()[0] for job in finished_copy.planned()} >= {"connection_walk", "fig10"}
+    assert not _trainings(finished_copy.planned())
+    edit(finished_copy.root / "src/attngeo/data/sources.yaml", "min_crop_area: 0.5", "min_crop_area: 0.6")
+    assert _trainings(finished_copy.planned()) == {"textile-laplacian-s0"}
+
+
+def test_code_changed_after_planning_is_refused(finished_copy: ProjectCopy) -> None:
+    stamp = finished_copy.root / "results/demo/.code/runs/fashion-laplacian-s0.txt"
+    append(finished_copy.root / "src/attngeo/layers/laplacian.py", "\n_CHANGED = 1\n")
+    planned = stamp.relative_to(finished_copy.root)
+    done = finished_copy.run(f"attngeo train fashion-laplacian-s0 --stamp {planned}", check=False)
+    assert done.returncode == 2
+    assert "changed after the workflow was planned" in done.stderr
+
+
+def test_reproduce_again_has_nothing_to_do_and_says_where_things_are(finished_copy: ProjectCopy) -> None:
+    start = time.monotonic()
+    done = finished_copy.run(f"{sys.executable} tools/reproduce.py --preset demo")
+    print(f"reproduce with nothing to do: {time.monotonic() - start:.1f} s")
+    assert "Nothing to be done" in done.stdout + done.stderr
+    for word in ("paper_figures", "claims.html", "make ui"):
+        assert word in done.stdout
 
 
 def test_switching_presets_redraws_nothing_that_exists(finished_copy: ProjectCopy) -> None:

@@ -8,15 +8,14 @@ from attngeo.config import Preset
 from attngeo.evaluation import injectivity as measurement
 from attngeo.jobs import sources
 from attngeo.jobs.analysis import keep
+from attngeo.language_models.loading import load
 
 
 def injectivity(preset: Preset, code_digest: str) -> None:
     """Write analyses/injectivity.json."""
-    from transformers import AutoModel
-
     started = time.monotonic()
     settings = preset.injectivity
-    model = AutoModel.from_pretrained(sources.model_folder(preset, preset.analysed_models[settings.model])).eval()
+    model = load(sources.model_folder(preset, preset.analysed_models[settings.model])).model
     with torch.inference_mode():
         hidden = model(sources.photographs(settings.images), output_hidden_states=True).hidden_states
     middle = hidden[len(hidden) // 2][:, 1:]  # without the class token: the patches form a grid
