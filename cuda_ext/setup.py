@@ -4,7 +4,11 @@ One binary for CPU and, where nvcc is found and torch has CUDA, GPUs. It is torc
 functions and one file on torch's stable ABI, so that it takes seconds to build and imports on a CPU-only torch.
 
 Environment: CXX, NVCC, CUDA_HOME, MAX_JOBS, TORCH_CUDA_ARCH_LIST (for example "9.0;12.0+PTX"), ATTNGEO_CUDA=0 (CPU
-only), ATTNGEO_REQUIRE_EXTENSION=1 (fail instead of warn when nothing could be built).
+only), ATTNGEO_REQUIRE_EXTENSION=1 (fail instead of warn where there is nothing to build with).
+
+Without torch or a compiler it warns, records why, and ends with status 0. A compiler that fails on the CPU part is an
+error, status 1, that leaves an earlier binary and its record as they are; one that fails on the CUDA part leaves a CPU
+build whose record says so.
 """
 
 import fcntl
@@ -49,6 +53,10 @@ JOB_MEMORY = 2 * 2**30
 
 class CannotBuild(Exception):
     """Nothing can be built here; the naive forms will run."""
+
+
+class CompilerFailed(Exception):
+    """There is a compiler and it failed: an error of the sources or of the machine, never passed over."""
 
 
 @dataclass(frozen=True)
@@ -179,14 +187,21 @@ def job_count() -> int:
 
 
 def run_compiler(command: list[str]) -> str:
-    """Run one compiler in ROOT with relative paths (nvcc does not survive spaces) and return what it printed."""
+    """Run one compiler in ROOT with relative paths (nvcc does not survive spaces) and return what it printed.
+
+    Raises CompilerFailed with its first line that tells of an error, after its whole output.
+    """
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     printed = result.stdout + result.stderr
     if result.returncode == 0:
         return printed
     killed = result.returncode < 0 or "Killed" in printed
-    remedy = "killed, probably for want of memory: set MAX_JOBS=1" if killed else printed.strip()[-2000:]
-    raise CannotBuild(f"`{shlex.join(command)}` failed: {remedy}")
+    print(f"{shlex.join(command)}\n{printed}", flush=True)
+    if killed:
+        raise CompilerFailed(f"{command[0]} was killed, probably for want of memory: set MAX_JOBS=1")
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    telling = (line for line in lines if re.search(r"\berror\b|undefined reference|cannot find", line, re.IGNORECASE))
+    raise CompilerFailed(next(telling, lines[-1] if lines else f"{command[0]} ended with status {result.returncode}"))
 
 
 def ptxas_report(printed: str) -> list[dict[str, Any]]:
@@ -234,8 +249,9 @@ def compile_all(compiler: list[str], torch: Torch, cuda: Cuda) -> tuple[list[dic
             if cuda_job is not None:
                 try:
                     report = ptxas_report(cuda_job.result())
-                except CannotBuild as error:
-                    cuda = Cuda(reason=str(error))
+                except CompilerFailed as error:
+                    say(f"WARNING: the CUDA part did not compile, the CPU part is built alone: {error}")
+                    cuda = Cuda(reason=f"nvcc failed: {error}")
             ops = [*compiler, *cpu_flags, *OPS_FLAGS, "-isystem", str(torch.folder / "include")]
             if cuda.nvcc:
                 ops += ["-DATTNGEO_WITH_CUDA", "-DUSE_CUDA"]
@@ -281,7 +297,7 @@ def describe(record: dict[str, Any]) -> str:
 
 
 def build() -> None:
-    """Build if anything that matters changed since the last build; CannotBuild if nothing could be built."""
+    """Build if anything that matters changed since the last build; CannotBuild or CompilerFailed if that failed."""
     digest: str = runpy.run_path(str(PACKAGE / "sources.py"))["source_digest"](ROOT / "csrc")
     torch = find_torch()
     compiler, compiler_version = find_compiler()
@@ -323,10 +339,10 @@ def build() -> None:
 
 
 class BuildExtension(build_ext):
-    """`build_ext`, replaced: one build at a time, and no failure where the naive forms can do the work."""
+    """`build_ext`, replaced: one build at a time, and no failure where there is nothing to build with."""
 
     def run(self) -> None:
-        """Build under a lock; write the reason to build.json and go on if that is impossible."""
+        """Build under a lock; without the means write the reason to build.json and go on; else fail with the error."""
         SCRATCH.mkdir(exist_ok=True)
         with open(SCRATCH / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -337,6 +353,9 @@ class BuildExtension(build_ext):
                 say(f"WARNING: not built, the slower naive forms will run: {error}")
                 if os.environ.get("ATTNGEO_REQUIRE_EXTENSION") == "1":
                     sys.exit(1)
+            except CompilerFailed as error:
+                say(f"ERROR: the compiler failed: {error}")
+                sys.exit(1)
 
 
 if __name__ == "__main__":

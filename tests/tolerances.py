@@ -102,3 +102,9 @@ NEXT_TOKEN_PROBABILITY = 2e-3
 SENTENCE_COSINE = 0.3
 # FFCV resizes by area, torch bilinearly with antialiasing: mean difference on smooth pictures, in standard deviations.
 FFCV_PIXEL_DIFFERENCE = 0.1
+# P2.f: the ledger compares kinds at parameter counts within 5 %.
+MATCHED_PARAMETERS_RELATIVE = 0.05
+# Gaussian landmark matrices at initialisation: 1e-4 from the identity, 0.6 to 1.5 from the paper's start.
+GAUSSIAN_START_RESIDUAL = 1e-2
+# A chain that stays with probability 0.999 has a stationary law conditioned as 1000 times rounding, float64.
+LAZY_CHAIN_RELATIVE = 1e-9

@@ -69,11 +69,12 @@ compiler() {
 
 # Whether FFCV's libraries are really here: their headers compile, they link, and what OpenCV's wheel loads exists.
 has_ffcv_libraries() {
-    local cxx work
+    local cxx work libraries
     cxx=$(compiler)
     [ -n "$cxx" ] && have pkg-config || return 1
-    ldconfig -p 2>/dev/null | grep -q 'libGL\.so\.1 ' || return 1
-    ldconfig -p 2>/dev/null | grep -q 'libgthread-2\.0\.so\.0 ' || return 1
+    # Debian keeps ldconfig off a user's PATH. Read whole: a reader that stops early would make the pipe's status 141.
+    libraries=$(PATH="$PATH:/usr/sbin:/sbin" ldconfig -p 2>/dev/null) || return 1
+    [[ $libraries == *'libGL.so.1 '* && $libraries == *'libgthread-2.0.so.0 '* ]] || return 1
     work=$(mktemp -d /tmp/attngeo-check.XXXXXX)
     cat >"$work/check.cpp" <<'CODE'
 #include <opencv2/core.hpp>
@@ -144,11 +145,22 @@ install_missing() {
     hash -r
 }
 
+# Python's environments, and the commands that pip writes into them, cannot bear every path.
+check_path() {
+    local LC_ALL=C path what=
+    path=$(pwd -P)
+    # pip starts a command through sh where the interpreter's path has a blank, quoted then, or is long, unquoted.
+    case $path in
+    *:*) what="a colon" ;;
+    *[[:cntrl:]]*) what="a tab, a line break or the like" ;;
+    *' '*) [[ $path != *[\"\$\`\\]* ]] || what='a blank and one of " $ ` \' ;;
+    *) ((${#path} < 100)) || [[ $path != *[\'\"\$\`\\\&\;\|\<\>\(\)*?[]* ]] || what="100 bytes or more and a sign of sh" ;;
+    esac
+    [ -z "$what" ] || fail "Python cannot work in a folder whose path holds $what: move it, now ${path//[[:cntrl:]]/?}"
+}
+
 check_machine() {
     local missing=() fatal=() base free_kb have_kb
-    case $PWD in
-    *:*) fail "Python makes no environment in a folder whose name holds a colon: move the project, now in $PWD" ;;
-    esac
     [ "$(uname -s) $(uname -m)" = "Linux x86_64" ] || warn "only Linux on x86-64 is tested, this is $(uname -s) $(uname -m)"
     base=$(find_python)
     if [ -z "$base" ]; then
@@ -269,11 +281,17 @@ ffcv_unavailable() {
     warn "$1: the torch loader runs, and every record says so"
 }
 
+# Whether FFCV's compiled part is here with every library that it loads.
+ffcv_is_whole() {
+    local needed
+    needed=$(ldd .venv/lib/python3*/site-packages/ffcv/_libffcv*.so 2>&1) && [[ $needed != *'not found'* ]]
+}
+
 # FFCV has no wheel: it is compiled here, never taken from a cache, so that a missing library shows.
 install_ffcv() {
     local key stub log
     key="$(digest <requirements-ffcv.lock) $(<"$stamps/base")"
-    if stamp_is ffcv "$key" && ! ldd .venv/lib/python3*/site-packages/ffcv/_libffcv*.so 2>&1 | grep -q 'not found\|No such'; then
+    if stamp_is ffcv "$key" && ffcv_is_whole; then
         return
     fi
     if ! has_ffcv_libraries; then
@@ -316,6 +334,7 @@ main() {
     --test) with_test=1 ;;
     *) fail "unknown argument $1; use: tools/bootstrap.sh [--test]" ;;
     esac
+    check_path
     if have flock; then
         exec 9<tools/bootstrap.sh
         if ! flock -n 9; then

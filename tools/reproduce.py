@@ -8,10 +8,11 @@ on to every job, and the same command continues later.
 import argparse
 import fcntl
 import os
-import shutil
+import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,10 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
+# Set to a value of its own in every process that a run starts, so that those whose parent is gone are found too.
+MARK = "ATTNGEO_REPRODUCE_MARK"
+CHECKPOINT_S = 60.0  # for jobs that outlive Snakemake; they got TERM when it ended
+KILL_S = 10.0
 
 
 class RefusedError(Exception):
@@ -90,14 +95,36 @@ def clear_stale_lock(root: Path, unlock: Sequence[str], environment: dict[str, s
         say(f"{unfinished} outputs of an interrupted run are made again; trainings resume from their checkpoints")
 
 
+def can_die_with_parent() -> bool:
+    """Whether util-linux's setpriv is here; busybox has one that cannot do this."""
+    try:
+        done = subprocess.run(["setpriv", "--pdeathsig", "KILL", "true"], capture_output=True, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """The running processes that carry `mark` in their environment, whoever their parent is by now."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
 def run_passing_signals(command: Sequence[str], root: Path, environment: dict[str, str]) -> int:
     """Run `command` in a process group of its own and pass INT and TERM on to all of it; a second one kills it.
 
-    Snakemake waits for its jobs when it alone gets INT, so the whole group gets it. Returns the exit status.
+    Snakemake waits for its jobs when it alone gets INT, so the whole group gets it. Jobs have groups of their own, and
+    wrappers that end them but may be killed too: after a second signal, or when Snakemake was killed, every process
+    that it started is looked for and ended. Returns the exit status.
     """
-    if shutil.which("setpriv"):
+    if can_die_with_parent():
         # If this process is killed outright, so is Snakemake, and its jobs end through workflow/bin/with-parent.sh.
         command = ["setpriv", "--pdeathsig", "KILL", "--", *command]
+    mark = secrets.token_hex(8)
     signals_seen = 0
     process: subprocess.Popen[bytes] | None = None
 
@@ -111,12 +138,33 @@ def run_passing_signals(command: Sequence[str], root: Path, environment: dict[st
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT if signals_seen == 1 else signal.SIGKILL)
 
+    def end_what_is_left() -> None:
+        deadline = time.monotonic() + CHECKPOINT_S
+        told = False
+        while left := marked_processes(mark):
+            if signals_seen > 1 or time.monotonic() > deadline:
+                for one in left:
+                    with suppress(psutil.Error):
+                        one.kill()
+            elif not told:
+                say(f"waiting for {len(left)} processes that outlive Snakemake")
+                told = True
+            if time.monotonic() > deadline + KILL_S:
+                numbers = ", ".join(str(one.pid) for one in left)
+                print(f"warning: these processes cannot be ended: {numbers}", file=sys.stderr)
+                return
+            psutil.wait_procs(left, timeout=0.5)
+
     previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        process = subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+        process = subprocess.Popen(
+            command, cwd=root, env={**environment, MARK: mark}, stdin=subprocess.DEVNULL, process_group=0
+        )
         if signals_seen:
             os.killpg(process.pid, signal.SIGINT)
         status = process.wait()
+        if status != 0 or signals_seen:
+            end_what_is_left()
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -140,21 +188,16 @@ def mark_killed_runs(root: Path) -> None:
 
 
 def places(root: Path, preset: str) -> str:
-    """What the run made and how to look at it."""
-    results = root / "results" / preset
-    lines = [f"preset {preset} is complete."]
-    for label, path in (
-        ("figures, tables, ledger", root / "paper_figures" / "index.html"),
-        ("claims ledger", root / "paper_figures" / "claims.html"),
-        ("figures", results / "figures"),
-        ("tables", results / "tables"),
-        ("runs", results / "runs"),
-    ):
-        if path.exists():
-            lines.append(f"  {label:<24} {path.relative_to(root)}")
+    """What the run made and how to look at it: only what exists."""
     suffix = "" if preset == "demo" else f" PRESET={preset}"
-    lines.append(f"  {'compare the trainings':<24} make ui{suffix}")
-    return "\n".join(lines)
+    known = (
+        ("figures and tables", "paper_figures", "paper_figures/"),
+        ("claims ledger", "paper_figures/claims.html", "paper_figures/claims.html"),
+        ("all behind them", f"results/{preset}", f"results/{preset}/"),
+        ("compare the trainings", "results/mlflow.db", f"make ui{suffix}"),
+    )
+    lines = [f"  {label:<24} {shown}" for label, path, shown in known if (root / path).exists()]
+    return "\n".join([f"preset {preset} is complete.", *lines])
 
 
 def check_preset(root: Path, preset: str) -> None:

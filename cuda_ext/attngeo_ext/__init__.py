@@ -20,22 +20,37 @@ _FOLDER = Path(__file__).resolve().parent
 _BINARY = _FOLDER / "_C.abi3.so"
 _BUILD = _FOLDER / "build.json"
 _SOURCES = _FOLDER.parent / "csrc"
+_BUILD_KEYS = ("binary_sha256", "source_digest", "torch", "cpu_variants")
+_CUDA_KEYS = ("built", "reason", "architectures")
 
 
 def build_info() -> dict[str, Any]:
     """What the last build recorded: compilers, flags, architectures, registers; empty if there was none."""
     try:
-        info: dict[str, Any] = json.loads(_BUILD.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        info = json.loads(_BUILD.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
-    return info
+    return info if isinstance(info, dict) else {}
 
 
 def _why_not_load(info: dict[str, Any]) -> str | None:
+    """The reason in words, whatever state the files are in: importing the operators must not fail for them."""
     if not info:
         return "extension not built: run `make env`"
-    if not info["built"]:
-        return f"extension not built: {info['reason']}"
+    if not info.get("built"):
+        return f"extension not built: {info.get('reason', 'run `make env`')}"
+    cuda = info.get("cuda")
+    missing = [key for key in _BUILD_KEYS if key not in info]
+    missing += [f"cuda.{key}" for key in _CUDA_KEYS if not isinstance(cuda, dict) or key not in cuda]
+    if missing:
+        return f"stale: run `make env` (build.json lacks {', '.join(missing)})"
+    try:
+        return _why_stale(info)
+    except OSError as error:
+        return f"extension cannot be read: {error}"
+
+
+def _why_stale(info: dict[str, Any]) -> str | None:
     if not _BINARY.exists() or hashlib.sha256(_BINARY.read_bytes()).hexdigest() != info["binary_sha256"]:
         return "stale: run `make env` (the binary is not the one that build.json describes)"
     if _SOURCES.is_dir() and source_digest(_SOURCES) != info["source_digest"]:
@@ -138,5 +153,10 @@ def _register() -> None:
 
 
 if problem is None:
-    torch.ops.load_library(_BINARY)
-    _register()
+    try:
+        torch.ops.load_library(_BINARY)
+    except OSError as error:
+        # An older C library than the one it was linked with, or a file system that forbids execution.
+        problem = f"extension cannot be loaded here: {error}"
+    else:
+        _register()

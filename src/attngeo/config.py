@@ -52,7 +52,7 @@ class LanguageModelConfig(_Strict):
     """A pretrained model to analyse."""
 
     id: Identifier
-    source: str = Field(description="'embedded', 'hub' or 'hub:NAME', or a local Hugging Face folder")
+    source: str = Field(description="'embedded', 'hub:NAME' or 'hub:NAME@REVISION', or a local Hugging Face folder")
 
 
 class Resources(_Strict):

@@ -199,6 +199,18 @@ def _system_packages() -> Check:
     return Check("system packages", "ok", " ".join(FFCV_SYSTEM_PACKAGES))
 
 
+def _setpriv() -> Check:
+    """Whether jobs can be made to end with Snakemake; busybox has a setpriv that cannot do it."""
+    if _first_line("setpriv", "--pdeathsig", "TERM", "true") is None:
+        return Check(
+            "setpriv",
+            "warn",
+            "missing or too old: where Snakemake is killed outright, its jobs go on",
+            "install util-linux 2.33 or newer (apt: util-linux)",
+        )
+    return Check("setpriv", "ok", "jobs end when Snakemake does")
+
+
 def _disk() -> Check:
     free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
     detail = f"{free_gb:.1f} GB free in {Path.cwd()}"
@@ -252,6 +264,7 @@ CHECKS: tuple[tuple[str, Callable[[], Check]], ...] = (
     ("backends", _backends),
     ("ffcv", _ffcv),
     ("system packages", _system_packages),
+    ("setpriv", _setpriv),
     ("cores", _cores),
     ("memory", _memory),
     ("disk", _disk),

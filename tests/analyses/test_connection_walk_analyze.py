@@ -1,35 +1,51 @@
 """The whole analysis: one tidy frame a model, its controls beside every number, the same bits for the same seed."""
 
 import math
+import statistics
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
-from attngeo.connection_walk import COLUMNS, analyze
+from attngeo.connection_walk import COLUMNS, analysis, analyze
+from attngeo.connection_walk.stationarity import first_token_share
+from attngeo.connection_walk.transport import isometry_score
 from attngeo.errors import UserError
 from attngeo.language_models.architectures import ARCHITECTURES
+from attngeo.language_models.capture import LayerCapture, stream_layers
+from attngeo.language_models.loading import random_init
+from attngeo.training.seeding import derive_seed
 from tests.analyses import tiny_language_models as tiny
-from tests.tolerances import HALF_PRECISION_ANALYSIS, WALK_IDENTITY_FLOAT64
+from tests.tolerances import (
+    FLOAT32_GRAPHS,
+    GRAM_ISOMETRY_SCORE,
+    HALF_PRECISION_ANALYSIS,
+    KNOWN_CHAIN_FLOAT64,
+    WALK_IDENTITY_FLOAT64,
+)
 
+NETWORKS = {"trained", "random_init", "shuffled_tokens"}
+NULLS = {"null", "excess", "null_same_gain", "excess_same_gain"}
 CONTROLS = {
-    "first_token_share": {"trained", "random_init"},
-    "graph_change": {"trained", "random_init", "depth_shuffled"},
-    "graph_change_trend": {"trained", "random_init", "depth_shuffled"},
+    "first_token_share": NETWORKS,
+    "graph_change": NETWORKS | {"depth_shuffled"},
+    "graph_change_trend": NETWORKS | {"depth_shuffled"},
     "identity_error": {"trained", "float64_softmax"},
-    "isometry_score": {"trained", "null", "excess", "random_init"},
+    "isometry_score": {"trained", "random_init"} | NULLS,
     "connection_laplacian_error": {"trained", "conditions_hold"},
-    "last_layer_similarity": {"trained", "random_init"},
+    "last_layer_similarity": NETWORKS,
     "parameters": {"trained"},
-    "reversibility_defect": {"trained", "random_init"},
-    "row_jensen_shannon": {"trained", "random_init"},
-    "spectral_gap": {"trained", "random_init"},
-    "stochasticity_defect": {"trained", "random_init"},
-    "subspace_angle": {"trained", "random_init"},
-    "transport_gain_variation": {"trained", "null"},
-    "transport_isometry_score": {"trained", "null", "excess"},
+    "reversibility_defect": NETWORKS,
+    "row_jensen_shannon": NETWORKS,
+    "spectral_gap": NETWORKS,
+    "stochasticity_defect": NETWORKS,
+    "subspace_angle": NETWORKS,
+    "transport_gain_variation": {"trained", "null", "null_same_gain"},
+    "transport_isometry_score": {"trained", "uniform_attention"} | NULLS,
 }
+CONTROLS_OF_DECODERS = CONTROLS | {"reversibility_defect": NETWORKS | {"symmetrised"}}
+CONTROLS_OF_ENCODERS = CONTROLS | {"reversibility_defect_without_first_token": NETWORKS}
 
 
 def _analyze(family: str, **options: object) -> pd.DataFrame:
@@ -51,30 +67,112 @@ def _value(frame: pd.DataFrame, layer: int, metric: str, control: str, head: int
 def test_every_metric_comes_with_its_controls_and_no_row_twice(family: str) -> None:
     frame = _analyze(family)
     assert tuple(frame.columns) == COLUMNS
-    assert {metric: set(group["control"]) for metric, group in frame.groupby("metric")} == CONTROLS
+    expected = CONTROLS_OF_DECODERS if ARCHITECTURES[family].causal else CONTROLS_OF_ENCODERS
+    assert {metric: set(group["control"]) for metric, group in frame.groupby("metric")} == expected
     assert not frame.duplicated(["layer", "head", "metric", "control"]).any()
     assert frame["value"].map(math.isfinite).all()
     assert set(frame["layer"]) == {-1, 0, 1, 2}
     assert (frame["n"] >= 1).all()
     assert set(frame["model"]) == {"tiny"}
     assert set(frame["precision"]) == {"float32"}
+    assert set(frame["family"]) == {family}
+    assert set(frame["revision"]) == {""}
     errors = frame.query("metric == 'identity_error'")
     assert errors["value"].max() <= WALK_IDENTITY_FLOAT64
     assert set(errors.query("control == 'trained'")["head"]) == {-1, 0, 1, 2}
     assert frame.query("control == 'conditions_hold'")["value"].max() <= WALK_IDENTITY_FLOAT64
 
 
-def test_excess_is_trained_minus_null_for_heads_layers_and_edges() -> None:
+@pytest.mark.parametrize("suffix", ["", "_same_gain"])
+def test_excess_is_trained_minus_null_for_heads_layers_and_edges(suffix: str) -> None:
     frame = _analyze("llama")
     for layer in range(tiny.LAYERS):
-        null = _value(frame, layer, "isometry_score", "null")
+        null = _value(frame, layer, "isometry_score", f"null{suffix}")
         heads = [_value(frame, layer, "isometry_score", "trained", head) for head in range(3)]
         for head, trained in enumerate(heads):
-            assert _value(frame, layer, "isometry_score", "excess", head) == pytest.approx(trained - null)
+            assert _value(frame, layer, "isometry_score", f"excess{suffix}", head) == pytest.approx(trained - null)
         assert _value(frame, layer, "isometry_score", "trained") == pytest.approx(sum(heads) / 3)
-        assert _value(frame, layer, "isometry_score", "excess") == pytest.approx(sum(heads) / 3 - null)
-        edges = [_value(frame, layer, "transport_isometry_score", control) for control in ("trained", "null", "excess")]
+        assert _value(frame, layer, "isometry_score", f"excess{suffix}") == pytest.approx(sum(heads) / 3 - null)
+        controls = ("trained", f"null{suffix}", f"excess{suffix}")
+        edges = [_value(frame, layer, "transport_isometry_score", control) for control in controls]
         assert edges[2] == pytest.approx(edges[0] - edges[1])
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_a_gain_that_spoils_isometries_lowers_the_same_gain_null_and_leaves_the_other(family: str) -> None:
+    """With one loud component the shape-matched null blames the weights for what the norm or the output scale did."""
+    configuration = tiny.config(family)
+    loaded, inputs = tiny.loaded(configuration), tiny.windows(configuration, 1)
+    folded = False
+    for site in loaded.sites:
+        for scale in (site.gain, site.output_scale):
+            if scale is not None:
+                folded = True
+                scale.data.fill_(1)[2] = 50
+    given = {"images": inputs} if family == "dinov2" else {"texts": inputs}
+    frame = analyze(loaded, **given)  # type: ignore[arg-type]
+    for metric in ("isometry_score", "transport_isometry_score"):
+        null, same_gain = (_value(frame, 1, metric, control) for control in ("null", "null_same_gain"))
+        if folded:
+            assert same_gain < 0.75 * null
+        else:
+            assert same_gain == null, "a post-norm family folds nothing"
+
+
+def test_a_decoder_is_one_way_by_construction_and_its_rows_say_so() -> None:
+    frame = _analyze("gpt2").query("metric == 'reversibility_defect'")
+    own = frame[frame["control"].isin(NETWORKS)]
+    assert own["value"].to_numpy() == pytest.approx(1, abs=KNOWN_CHAIN_FLOAT64)
+    assert own["convention"].str.contains("one-way by construction").all()
+    either_way = frame[frame["control"] == "symmetrised"]
+    assert either_way["value"].to_numpy() == pytest.approx(0, abs=KNOWN_CHAIN_FLOAT64)
+    assert either_way["convention"].str.contains("reversible by construction").all()
+    encoder = _analyze("bert").query("metric.str.startswith('reversibility')")
+    assert not encoder["convention"].str.contains("by construction").any()
+    assert encoder["value"].between(1e-3, 1 - 1e-3).all()
+
+
+def test_random_init_is_a_sample_of_networks_with_their_spread() -> None:
+    configuration = tiny.config("gpt2")
+    inputs = tiny.windows(configuration, 5)
+    frame = analyze(tiny.loaded(configuration), inputs, windows=5, seed=7)
+    untrained = frame.query("control == 'random_init'")
+    assert set(untrained["n"]) == {analysis.INITS} == {5}
+    assert untrained["spread_kind"].str.contains("initialisations").all()
+    assert (untrained.query("metric == 'graph_change'")["spread"] > 0).all()
+    means = []
+    for index in range(analysis.INITS):
+        network = random_init(configuration, derive_seed(7, "random-init", index), model_id="tiny")
+        shares: list[float] = []
+
+        def on_layer(capture: LayerCapture, shares: list[float] = shares) -> None:
+            if capture.layer == 1:
+                shares.append(first_token_share(capture.attention.mean(0)))
+
+        for window in inputs[: analysis.INIT_WINDOWS]:
+            stream_layers(network, window, on_layer)
+        means.append(sum(shares) / len(shares))
+    row = untrained.query("metric == 'first_token_share' and layer == 1").iloc[0]
+    assert row["value"] == pytest.approx(statistics.mean(means), rel=FLOAT32_GRAPHS)
+    assert row["spread"] == pytest.approx(statistics.stdev(means), rel=1e-2)
+    assert f"over {analysis.INIT_WINDOWS} windows" in row["spread_kind"]
+
+
+def test_a_large_model_is_compared_with_fewer_untrained_networks_and_n_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analysis, "LARGE", 10)
+    frame = _analyze("bert")
+    assert set(frame.query("control == 'random_init'")["n"]) == {3}
+
+
+def test_uniform_attention_gives_every_edge_the_mean_of_the_heads() -> None:
+    configuration = tiny.config("gpt2")
+    loaded = tiny.loaded(configuration)
+    frame = analyze(loaded, tiny.windows(configuration))
+    weights = loaded.sites[1].weights()
+    total = torch.linalg.svdvals((weights.value[weights.group] @ weights.output).sum(0))
+    expected = isometry_score(total, min(weights.model_dim, weights.groups * weights.head_dim)).item()
+    value = _value(frame, 1, "transport_isometry_score", "uniform_attention")
+    assert value == pytest.approx(expected, abs=GRAM_ISOMETRY_SCORE)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_other_draws_only() -> None:
@@ -82,7 +180,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_other_draws_only() -
     pd.testing.assert_frame_equal(first, again, check_exact=True)
     keys = ["layer", "head", "metric", "control"]
     moved = first.merge(other, on=keys, suffixes=("", "_other")).query("value != value_other")
-    drawn = {"null", "excess", "random_init", "depth_shuffled", "conditions_hold"}
+    drawn = NULLS | {"random_init", "shuffled_tokens", "depth_shuffled", "conditions_hold"}
     measured_along_edges = {"transport_isometry_score", "transport_gain_variation", "connection_laplacian_error"}
     assert len(moved)
     assert (moved["control"].isin(drawn) | moved["metric"].isin(measured_along_edges)).all()
@@ -127,9 +225,9 @@ def test_windows_are_counted_and_one_window_has_no_spread() -> None:
     gap = several.query("metric == 'spectral_gap' and control == 'trained' and layer == 0").iloc[0]
     assert (gap["n"], gap["spread"] > 0) == (4, True)
     assert "windows" in gap["spread_kind"]
-    assert several.query("metric == 'transport_isometry_score'")["n"].eq(12).all()
+    assert several.query("metric == 'transport_isometry_score' and control == 'trained'")["n"].eq(12).all()
     single = analyze(loaded, tiny.windows(configuration, 1))
-    assert single.query("metric == 'spectral_gap'")["spread"].isna().all()
+    assert single.query("metric == 'spectral_gap' and control == 'trained'")["spread"].isna().all()
 
 
 def test_a_network_of_one_layer_and_windows_of_one_token_are_measured_as_far_as_they_go() -> None:

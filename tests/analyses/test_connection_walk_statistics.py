@@ -14,6 +14,7 @@ from tests.tolerances import (
     GRAM_ISOMETRY_SCORE,
     GRAM_SINGULAR_VALUES,
     KNOWN_CHAIN_FLOAT64,
+    LAZY_CHAIN_RELATIVE,
     QR_SINGULAR_VALUES,
 )
 
@@ -94,6 +95,22 @@ def test_gaussian_heads_score_what_was_derived_for_their_shape(width: int, head_
     assert scores.mean().item() == pytest.approx(estimate, abs=GAUSSIAN_HEAD_SCORE)
 
 
+def test_the_same_gain_null_is_the_null_with_its_matrices_scaled_and_matches_gaussian_weights_under_that_gain() -> None:
+    draw = torch.Generator().manual_seed(5)
+    gain, scale = torch.rand(2, 40, dtype=torch.float64, generator=draw).pow(3)
+    plain, ones, folded = (
+        nulls.gaussian_head_scores(40, 8, 64, torch.Generator().manual_seed(7), gain=of_value, output_scale=of_output)
+        for of_value, of_output in ((None, None), (torch.ones(40), torch.ones(40)), (gain, scale))
+    )
+    assert torch.equal(plain, ones)
+    value = gain[:, None] * torch.randn(64, 40, 8, dtype=torch.float64, generator=draw)
+    output = torch.randn(64, 8, 40, dtype=torch.float64, generator=draw) * scale
+    scores = transport.isometry_score(transport.head_singular_values(value, output), 8)
+    error = math.hypot(scores.std().item(), folded.std().item()) / 8
+    assert plain.mean() - folded.mean() > 5 * error, "the gain alone lowers the score"
+    assert scores.mean().item() == pytest.approx(folded.mean().item(), abs=3 * error), "Gaussian weights have no excess"
+
+
 def test_null_edges_keep_gates_and_sharing_and_repeat_with_their_generator() -> None:
     weights = _weights(heads=4, groups=2, width=15, head_dim=3)
     gates = torch.eye(4, dtype=torch.float64)[[0, 2]]
@@ -132,7 +149,47 @@ def test_known_chains_have_their_known_laws_and_defects() -> None:
     assert stationarity.detailed_balance_defect(birth_death, law) <= KNOWN_CHAIN_FLOAT64
     cycle = _cycle(5)
     assert stationarity.detailed_balance_defect(cycle, stationarity.stationary_law(cycle)) == pytest.approx(1)
-    assert stationarity.reversibility_defect(cycle, causal=False, sink_tokens=2) == pytest.approx(1)
+    assert stationarity.reversibility_defect(cycle, causal=False) == pytest.approx(1)
+
+
+def _reversible(tokens: int) -> Tensor:
+    weights = torch.rand(tokens, tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return (weights + weights.T) / (weights + weights.T).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 13])
+def test_a_reversible_chain_has_no_defect_with_or_without_its_first_token(tokens: int) -> None:
+    graph = _reversible(tokens)
+    assert stationarity.reversibility_defect(graph, causal=False) <= KNOWN_CHAIN_FLOAT64
+    without = stationarity.reversibility_defect(graph, causal=False, sink_tokens=1)
+    assert math.isnan(without) if tokens == 2 else without <= KNOWN_CHAIN_FLOAT64
+
+
+@pytest.mark.parametrize("loop", [0.5, 0.9, 0.999])
+def test_strong_self_loops_do_not_change_the_defect(loop: float) -> None:
+    """Staying longer at every token, (1 - s) P + s I, changes neither the law nor the order of what passes between."""
+    graph = torch.rand(7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    graph = graph / graph.sum(1, keepdim=True)
+    plain = stationarity.reversibility_defect(graph, causal=False)
+    assert plain > 0.1
+    lazy = (1 - loop) * graph + loop * torch.eye(7, dtype=torch.float64)
+    assert stationarity.reversibility_defect(lazy, causal=False) == pytest.approx(plain, rel=LAZY_CHAIN_RELATIVE)
+    sink = graph.clone()  # one token alone holds on to the walk: its law grows, the others' flows all shrink alike
+    sink[0] *= 1 - loop
+    sink[0, 0] += loop
+    assert stationarity.reversibility_defect(sink, causal=False) == pytest.approx(plain, rel=LAZY_CHAIN_RELATIVE)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_triangular_walk_is_one_way_whatever_its_weights(causal: bool, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    graph = torch.rand(9, 9, dtype=torch.float64, generator=draw).tril()
+    graph = graph + 10 * torch.rand(9, dtype=torch.float64, generator=draw).diag()
+    if causal:
+        assert stationarity.reversibility_defect(graph, True, 2) == pytest.approx(1, abs=KNOWN_CHAIN_FLOAT64)
+    law = torch.rand(9, dtype=torch.float64, generator=draw)
+    assert stationarity.detailed_balance_defect(graph, law) == pytest.approx(1, abs=KNOWN_CHAIN_FLOAT64)
 
 
 def test_a_causal_walk_ends_on_the_first_token_so_its_defect_is_taken_otherwise() -> None:
@@ -141,10 +198,13 @@ def test_a_causal_walk_ends_on_the_first_token_so_its_defect_is_taken_otherwise(
     graph = graph / graph.sum(1, keepdim=True)
     law = stationarity.stationary_law(graph)
     assert law[0].item() == pytest.approx(1)
-    assert stationarity.detailed_balance_defect(graph, law) <= KNOWN_CHAIN_FLOAT64
-    assert stationarity.reversibility_defect(graph, causal=True, sink_tokens=2) > 0.3
+    point = torch.eye(9, dtype=torch.float64)[0]
+    assert math.isnan(stationarity.detailed_balance_defect(graph, point)), "nothing flows between different tokens"
     assert math.isnan(stationarity.reversibility_defect(graph, causal=True, sink_tokens=8))
+    assert "one-way by construction" in stationarity.reversibility_convention(True, 2)
     assert "without the first 2 tokens" in stationarity.reversibility_convention(True, 2)
+    assert "without the first token" in stationarity.reversibility_convention(False, 1)
+    assert "all tokens" in stationarity.reversibility_convention(False)
 
 
 def test_a_walk_with_two_closed_classes_has_no_law_and_says_so() -> None:

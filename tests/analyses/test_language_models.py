@@ -9,11 +9,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from attngeo.connection_walk import analyze
 from attngeo.errors import UserError
 from attngeo.language_models.architectures import ARCHITECTURES, architecture_of
 from attngeo.language_models.capture import LayerCapture, in_float64, stream_layers, working_precision_softmax
 from attngeo.language_models.loading import load, parameters, random_init
-from attngeo.language_models.windows import image_windows, text_windows
+from attngeo.language_models.windows import image_windows, shuffled_window, text_windows
 from tests.analyses import tiny_language_models as tiny
 
 FAMILIES = tuple(ARCHITECTURES)
@@ -187,15 +188,24 @@ def test_a_hub_name_is_fetched_without_code_and_an_unknown_one_is_a_plain_error(
     import huggingface_hub
 
     asked: list[tuple[str, list[str]]] = []
+    commit = "0123456789abcdef0123456789abcdef01234567"
 
-    def snapshot(name: str, allow_patterns: list[str]) -> str:
+    def snapshot(name: str, revision: str | None, allow_patterns: list[str]) -> str:
         asked.append((name, allow_patterns))
-        if name != "someone/tiny":
+        if name != "someone/tiny" or revision not in (None, "v1.0", commit):
             raise OSError("404 not found")
-        return str(tiny.saved(tmp_path / "snapshot", tiny.config("bert")))
+        return str(tiny.saved(tmp_path / "snapshots" / commit, tiny.config("bert")))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    assert load("someone/tiny").id == "tiny"
+    for pin in ("", "@v1.0", f"@{commit}"):
+        opened = load(f"someone/tiny{pin}")
+        assert (opened.id, opened.revision, opened.quantised) == ("tiny", commit, None), "a pin is not a precision"
+        assert load(f"someone/tiny{pin}", model_id=f"tiny{pin}").quantised is None
+    frame = analyze("someone/tiny@v1.0", tiny.windows(tiny.config("bert"), 1), null_draws=2, edges=0)
+    assert set(frame["revision"]) == {commit}
+    with pytest.raises(UserError, match="someone/tiny@v9"):
+        load("someone/tiny@v9")
+    asked[1:] = []
     assert not any(pattern.endswith((".py", ".bin")) for pattern in asked[0][1])
     with pytest.raises(UserError, match="someone/else") as refusal:
         load("someone/else")
@@ -203,6 +213,17 @@ def test_a_hub_name_is_fetched_without_code_and_an_unknown_one_is_a_plain_error(
     with pytest.raises(UserError, match=r"no config\.json"):
         load("results/models/mine")
     assert [name for name, _ in asked] == ["someone/tiny", "someone/else"]
+
+
+def test_an_at_sign_in_a_path_is_part_of_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.saved(tmp_path / "models" / "tiny@gguf-q4_1", tiny.config("bert"))
+    (tmp_path / "models" / "empty@main").mkdir()
+    for folder in ("models/tiny@gguf-q4_1", tmp_path / "models" / "tiny@gguf-q4_1"):
+        opened = load(folder)
+        assert (opened.id, opened.quantised, opened.revision) == ("tiny@gguf-q4_1", "gguf-q4_1", "")
+    with pytest.raises(UserError, match=r"no config\.json"):
+        load("models/empty@main")
 
 
 def test_an_untrained_network_is_a_function_of_the_seed_and_leaves_the_global_generator_alone() -> None:
@@ -258,6 +279,39 @@ def test_empty_and_short_texts_are_left_out_and_reported(with_tokenizer: Path) -
         text_windows(loaded, text, windows=4, window_tokens=2)
     with pytest.raises(UserError, match="hold nothing"):
         text_windows(loaded, text, windows=0, window_tokens=12)
+
+
+def test_shuffled_tokens_are_the_same_tokens_and_special_ones_keep_their_places(with_tokenizer: Path) -> None:
+    loaded = load(with_tokenizer)
+    loaded.tokenizer.add_special_tokens({"cls_token": "[CLS]", "sep_token": "[SEP]"})
+    window = text_windows(loaded, " ".join(f"w{index}" for index in range(30)), windows=1, window_tokens=23)[0]
+    kept = window.clone()
+    shuffled = shuffled_window(loaded, window, torch.Generator().manual_seed(0))
+    assert torch.equal(window, kept)
+    assert (shuffled[0], shuffled[-1]) == (1, 2)
+    assert not torch.equal(shuffled, window)
+    assert torch.equal(shuffled.sort().values, window.sort().values)
+    assert torch.equal(shuffled_window(loaded, window, torch.Generator().manual_seed(0)), shuffled)
+    bare = torch.tensor([7])
+    assert torch.equal(shuffled_window(tiny.loaded(tiny.config("gpt2")), bare, torch.Generator()), bare)
+
+
+def test_shuffled_patches_are_whole_patches_of_the_same_image() -> None:
+    vision = tiny.loaded(tiny.config("dinov2"))  # patches of 7: 3 x 4 of them, and a rest of 2 rows and 3 columns
+    image = torch.randn(3, 23, 31, generator=torch.Generator().manual_seed(0))
+    shuffled = shuffled_window(vision, image, torch.Generator().manual_seed(1))
+
+    def patches(picture: torch.Tensor) -> list[bytes]:
+        return [
+            picture[:, 7 * row : 7 * row + 7, 7 * column : 7 * column + 7].contiguous().numpy().tobytes()
+            for row in range(3)
+            for column in range(4)
+        ]
+
+    assert patches(shuffled) != patches(image)
+    assert sorted(patches(shuffled)) == sorted(patches(image))
+    assert torch.equal(shuffled[:, 21:], image[:, 21:])
+    assert torch.equal(shuffled[:, :, 28:], image[:, :, 28:])
 
 
 def test_text_without_a_tokenizer_and_images_of_the_wrong_kind_are_refused() -> None:

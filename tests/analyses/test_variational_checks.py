@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from attngeo.errors import UserError
-from attngeo.variational import analyze_sphere
+from attngeo.variational import analyze_sphere, checks
 from attngeo.variational.checks import COLUMNS, fit_slope
 from tests.tolerances import (
     FIRST_VARIATION_SLOPE,
@@ -48,6 +48,21 @@ def test_errors_fall_at_the_derived_order(frame: pd.DataFrame, check: str) -> No
     fits = _slopes(frame)[lambda rows: (rows["check"] == check) & (rows["control"] == "none")]
     assert len(fits) >= 2
     assert ((fits["value"] - fits["expected"]).abs() <= FITTED_ORDER).all(), fits
+
+
+@pytest.mark.parametrize("tokens", [5, 8])
+def test_the_energy_balance_is_fitted_at_its_order_for_every_number_of_tokens_and_controls_do_not_fall(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_CHECKS", (checks._energy_dissipation,))
+    found = analyze_sphere(seeds=range(5), tokens=tokens)
+    fits = _slopes(found)
+    tested = fits["control"] == "none"
+    assert tested.sum() == 4
+    assert ((fits["value"] - fits["expected"]).abs()[tested] <= FITTED_ORDER).all(), fits
+    assert (fits["value"].abs()[~tested] < FLAT_SLOPE).all(), fits
+    controls = found[(found["control"] != "none") & (found["quantity"] != "slope")]
+    assert (controls["value"] > VARIATIONAL_CONTROL_FLOOR).all()
 
 
 @pytest.mark.parametrize("check", ["energy_dissipation", "energy_dissipation_path", "euler_lagrange", "minimiser"])

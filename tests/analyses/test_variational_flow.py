@@ -34,6 +34,7 @@ from attngeo.variational.lagrangian import (
     kinetic,
     path_velocity,
     quadrature_weights,
+    running_imbalance,
     smooth_variation,
     varied_path,
 )
@@ -143,6 +144,16 @@ def test_energy_dissipation_action_completes_the_square_on_any_path() -> None:
     imbalance = energy_imbalance(path, 0.05, 1.0)
     assert float(imbalance) > 0.1
     assert float(imbalance) == pytest.approx(float(square), rel=1e-6)
+
+
+@pytest.mark.parametrize("steps", [10, 13])
+def test_the_running_imbalance_is_that_of_the_path_up_to_each_second_node_and_the_last(steps: int) -> None:
+    path = integrate(softmax_flow(1.0), _tokens(5, 3), 0.1, steps)
+    velocities = path_velocity(path, 0.1)
+    ends = [*range(2, steps + 1, 2), steps]
+    expected = torch.stack([energy_imbalance(path[: end + 1], 0.1, 1.0, velocities[: end + 1]) for end in ends])
+    torch.testing.assert_close(running_imbalance(path, 0.1, 1.0, velocities), expected, atol=SPHERE_ROUNDING, rtol=0)
+    torch.testing.assert_close(running_imbalance(path, 0.1, 1.0), expected, atol=SPHERE_ROUNDING, rtol=0)
 
 
 def test_every_flow_has_zero_action_for_its_own_deviation() -> None:

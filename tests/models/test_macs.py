@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from attngeo.evaluation.macs import count, count_macs
-from tests.tolerances import DERIVED_MACS_RELATIVE, DERIVED_PARAMETERS_RELATIVE
+from tests.tolerances import DERIVED_MACS_RELATIVE, DERIVED_PARAMETERS_RELATIVE, MATCHED_PARAMETERS_RELATIVE
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,20 @@ def test_one_projection_for_queries_and_keys_saves_a_square_matrix_a_block() -> 
 
 
 def test_micro_has_a_third_of_a_million_parameters() -> None:
-    assert round(count(timm.create_model("laplacianformer_micro", num_classes=10), 32).parameters / 1e6, 2) == 0.34
+    assert round(count(timm.create_model("laplacianformer_micro", num_classes=10), 32).parameters / 1e6, 2) == 0.36
+
+
+@pytest.mark.parametrize("size", ["nano", "micro"])
+def test_softmax_gaussian_and_laplacian_models_of_our_sizes_match_in_parameters(size: str) -> None:
+    families = ("softmaxformer", "gaussianformer", "laplacianformer")
+    models = {
+        **{family: timm.create_model(f"{family}_{size}", num_classes=10) for family in families},
+        "separate keys": timm.create_model(
+            f"laplacianformer_{size}", num_classes=10, attention_options={"shared_query_key": False}
+        ),
+    }
+    counts = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
+    assert max(counts.values()) <= (1 + MATCHED_PARAMETERS_RELATIVE) * min(counts.values()), counts
 
 
 @pytest.mark.parametrize("family", ["softmaxformer", "gaussianformer", "laplacianformer"])

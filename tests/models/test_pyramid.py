@@ -8,10 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
+from attngeo.errors import UserError
 from attngeo.layers.registry import ATTENTION_KINDS
 from attngeo.models.names import FAMILIES, SIZES
 from attngeo.models.pyramid import solver_residuals
-from tests.tolerances import AUTOCAST_AGREEMENT, BATCH_INDEPENDENCE, COMPILED_AGREEMENT
+from attngeo.ops import backend
+from tests.tolerances import AUTOCAST_AGREEMENT, BATCH_INDEPENDENCE, COMPILED_AGREEMENT, GAUSSIAN_START_RESIDUAL
 
 IMAGE_SIZES = [(32, 32), (28, 28), (33, 47), (1, 1)]
 
@@ -166,6 +168,33 @@ def test_the_head_can_be_replaced_and_left_out() -> None:
     torch.testing.assert_close(model(images), features.mean((2, 3)))
     with pytest.raises(ValueError, match="classifier"):
         model.reset_classifier(3, global_pool="")
+
+
+def test_a_demand_for_the_compiled_kernel_reaches_the_kernel_and_not_the_solver() -> None:
+    if backend.why_not_compiled("laplacian_kernel", [torch.ones(1)]):
+        pytest.skip(backend.why_not_compiled("laplacian_kernel", [torch.ones(1)]))
+    for solver in ("newton_schulz", "cholesky"):
+        backend.forget()
+        options = {"backend": "compiled", "solver": solver}
+        model = timm.create_model("laplacianformer_nano", num_classes=10, attention_options=options)
+        model(torch.randn(2, 3, 32, 32)).sum().backward()
+        assert backend.ran()["laplacian_kernel"].startswith("compiled cpu")
+        assert "naive" not in backend.ran()["laplacian_kernel"]
+    gaussian = timm.create_model("gaussianformer_nano", attention_options={"backend": "compiled"})
+    with pytest.raises(UserError, match="no compiled form exists"):
+        gaussian(torch.randn(1, 3, 32, 32))
+
+
+def test_the_gaussian_solver_has_converged_at_the_start_of_training() -> None:
+    images = torch.randn(8, 3, 32, 32)
+    residuals = {}
+    for start in ("identity", "paper"):
+        torch.manual_seed(0)
+        model = timm.create_model("gaussianformer_micro", attention_options={"start": start})
+        model(images)
+        residuals[start] = solver_residuals(model)
+    assert timm.create_model("gaussianformer_nano").stages[0].blocks[0].attention.start == "identity"
+    assert residuals["identity"] < GAUSSIAN_START_RESIDUAL < residuals["paper"]
 
 
 def test_residuals_are_reported_for_solving_kinds_alone_and_never_hidden() -> None:

@@ -1,5 +1,6 @@
 """Laws of the build: it says what it made, repeats no work, fails plainly, and a stale binary is never used."""
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -10,6 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from attngeo.errors import UserError
+from attngeo.jobs import extension
 
 SOURCE = Path(__file__).parents[2] / "cuda_ext"
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
@@ -95,8 +99,50 @@ def test_stale_sources_another_torch_and_a_foreign_binary_are_not_loaded(built: 
     with open(folder / "attngeo_ext" / "_C.abi3.so", "ab") as binary:
         binary.write(b"\0")
     assert "not the one that build.json describes" in problem(folder)
+    for key in ("torch", "binary_sha256", "source_digest", "cpu_variants", "cuda"):
+        path.write_text(json.dumps({name: value for name, value in content.items() if name != key}))
+        assert f"build.json lacks {key}" in problem(folder)
+    for nonsense in ("[]", "{", '{"built": false}', '{"built": true, "cuda": 1}'):
+        path.write_text(nonsense)
+        assert "run `make env`" in problem(folder)
     path.unlink()
     assert problem(folder) == "extension not built: run `make env`"
+
+
+def test_a_binary_that_cannot_be_loaded_is_a_problem_and_no_crash(built: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cuda_ext"
+    shutil.copytree(built, folder)
+    binary = folder / "attngeo_ext" / "_C.abi3.so"
+    binary.write_bytes(binary.read_bytes()[:100])
+    changed = {**record(folder), "binary_sha256": hashlib.sha256(binary.read_bytes()).hexdigest()}
+    (folder / "attngeo_ext" / "build.json").write_text(json.dumps(changed))
+    assert problem(folder).startswith("extension cannot be loaded here: ")
+    code = (
+        f"import sys; sys.path.insert(0, {str(folder)!r}); import torch, attngeo.ops as ops;"
+        "a = torch.ones(1, 1, 2, 3); ops.laplacian_kernel(a, a); print(ops.backend.ran()['laplacian_kernel'])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("naive cpu (extension cannot be loaded here: ")
+
+
+def test_sources_that_do_not_compile_are_an_error_and_the_former_build_stays(built: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cuda_ext"
+    shutil.copytree(built, folder)
+    binary = (folder / "attngeo_ext" / "_C.abi3.so").read_bytes()
+    before = record(folder)
+    source = folder / "csrc" / "cpu" / "laplacian_kernel.cpp"
+    original = source.read_text()
+    source.write_text(original + "int broken() { return no_such_name; }\n")
+    result = build(folder)
+    assert result.returncode == 1
+    assert re.match(r"attngeo_ext: ERROR: the compiler failed: .*error: .*no_such_name", result.stdout.splitlines()[-1])
+    assert record(folder) == before
+    assert (folder / "attngeo_ext" / "_C.abi3.so").read_bytes() == binary
+    assert "the sources changed since the build" in problem(folder)
+    with pytest.raises(UserError, match="did not compile"):
+        extension.build(tmp_path)
+    source.write_text(original)
+    assert "up to date" in build(folder).stdout
 
 
 def test_without_a_compiler_the_build_warns_and_only_a_demand_fails(tmp_path: Path) -> None:
@@ -124,9 +170,11 @@ def test_a_compiler_that_is_killed_names_max_jobs(tmp_path: Path) -> None:
     fake = tmp_path / "c++-that-dies"
     fake.write_text('#!/bin/sh\n[ "$1" = --version ] && echo fake 1.0 && exit 0\nkill -9 $$\n')
     fake.chmod(0o755)
-    result = build(copy_sources(tmp_path / "cuda_ext"), CXX=str(fake))
-    assert result.returncode == 0
-    assert "set MAX_JOBS=1" in result.stdout
+    folder = copy_sources(tmp_path / "cuda_ext")
+    result = build(folder, CXX=str(fake))
+    assert result.returncode == 1
+    assert "set MAX_JOBS=1" in result.stdout.splitlines()[-1]
+    assert not (folder / "attngeo_ext" / "build.json").exists()
 
 
 def test_a_toolkit_of_another_major_version_leaves_the_cpu_part_and_says_both_versions(tmp_path: Path) -> None:

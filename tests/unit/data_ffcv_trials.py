@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,43 @@ def a_dead_writer_is_reported(folder: Path) -> dict[str, Any]:
     except UserError as error:
         return {"error": error.what, "left": sorted(path.name for path in out.iterdir())}
     return {"error": ""}
+
+
+def a_killed_writer_is_reported(folder: Path) -> dict[str, Any]:
+    """The writing process is killed while both its workers wait, each for a pipe that no one writes to."""
+    images = [ImageFile(f"{name}.png", 0) for name in "ab"]
+    for image in images:
+        os.mkfifo(folder / image.path)
+    out = folder / "out"
+    out.mkdir()
+    processes: list[psutil.Process] = []
+    killed_at: list[float] = []
+
+    def kill_the_writer() -> None:
+        for image in images:  # opening one for writing waits until a worker has opened it for reading
+            streams.append((folder / image.path).open("wb"))
+        (writer,) = psutil.Process().children()
+        processes.extend([writer, *writer.children(recursive=True)])
+        killed_at.append(time.monotonic())
+        writer.kill()
+
+    streams: list[Any] = []  # kept open: a worker would read to an end that does not come
+    threading.Thread(target=kill_the_writer, daemon=True).start()
+    options: Any = {"write_mode": "jpg", "max_resolution": 64, "jpeg_quality": 90, "workers": 2}
+    error = ""
+    try:
+        write_betons(folder, {"train": images}, out, **options)
+    except UserError as raised:
+        error = raised.what
+    seconds = time.monotonic() - killed_at[0]
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    return {
+        "error": error,
+        "seconds": seconds,
+        "processes": len(processes),
+        "alive": [process.pid for process in alive if process.status() != psutil.STATUS_ZOMBIE],
+        "left": sorted(path.name for path in out.iterdir()),
+    }
 
 
 def odd_images_are_written(folder: Path) -> dict[str, Any]:

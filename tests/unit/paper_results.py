@@ -57,13 +57,16 @@ def write_runs(
     seeds: int = 3,
     laplacian_lead: float = 0.3,
     nan_run: bool = False,
+    recipe: str = "invented",
+    size: str = "micro",
+    n_eval: int = 1000,
 ) -> list[Path]:
     """metrics.jsonl and final.json of every attention kind; `laplacian_lead` is in points over softmax."""
     paths = []
     for dataset in datasets:
         for index, (kind, family) in enumerate(KINDS.items()):
             for seed in range(seeds):
-                run_id = f"{dataset}-{kind}-s{seed}"
+                run_id = f"{dataset}-{kind}-{recipe}-{size}-s{seed}"
                 rng = np.random.default_rng([seed, index, len(dataset)])
                 lead = laplacian_lead if kind == "laplacian" else 0.0
                 final = 80 + lead + float(np.random.default_rng(seed).normal(0, 0.4)) - 2.0 * (index in (1, 3))
@@ -82,13 +85,13 @@ def write_runs(
                     run / "final.json",
                     {
                         "run_id": run_id,
-                        "model": f"{family}_micro",
+                        "model": f"{family}_{size}",
                         "attention": kind,
                         "dataset": dataset,
+                        "recipe": recipe,
                         "seed": seed,
                         "accuracy": math.nan if nan_run and kind == "riemannian" and seed == 0 else final,
-                        "n_eval": 1000,
-                        "feeds": ["fig2", "fig3", "tab1"],
+                        "n_eval": n_eval,
                         "parameters": 340_000 + 1000 * index,
                         "gmac": 0.011 + 0.001 * index,
                         "gmac_with_apart": 0.011 + 0.0015 * index,
@@ -102,9 +105,19 @@ def write_runs(
 
 
 def write_connection_walk(
-    folder: Path, model: str, *, layers: int = 7, heads: int = 4, excess: float = 0.01, trend: float = -0.9
+    folder: Path,
+    model: str,
+    *,
+    family: str = "",
+    layers: int = 7,
+    heads: int = 4,
+    excess: float = 0.01,
+    trend: float = -0.9,
+    windows: int = 32,
+    window_tokens: int = 256,
+    null_draws: int = 64,
 ) -> Path:
-    """Connection-walk records of one invented model."""
+    """Connection-walk records of one invented model, by default of a family of its own."""
     rng = np.random.default_rng(len(model))
     rows = [_walk_row(model, -1, -1, "parameters", "trained", 1e6 * len(model), 1)]
     for control, value, spread in (
@@ -113,14 +126,19 @@ def write_connection_walk(
         ("random_init", 0.1, 0.05),
     ):
         rows.append(
-            _walk_row(model, -1, -1, "graph_change_trend", control, value, 8, spread, "standard deviation over windows")
+            _walk_row(
+                model, -1, -1, "graph_change_trend", control, value, windows, spread, "standard deviation over windows"
+            )
         )
     for layer in range(layers):
         scores = 0.95 + excess + rng.normal(0, 0.002, heads)
         for head, score in enumerate(scores):
             rows.append(_walk_row(model, layer, head, "isometry_score", "trained", float(score), 1))
             rows.append(_walk_row(model, layer, head, "identity_error", "trained", 1e-15, 2))
-        for control, values in (("trained", scores), ("null", np.array([0.95, 0.951])), ("excess", scores - 0.95)):
+        null = rng.normal(0.95, 1e-4, null_draws)
+        for control, values in (("trained", scores), ("null", null), ("excess", scores - 0.95)):
+            spread = float(values.std(ddof=1)) if len(values) > 1 else math.nan
+            over = "Gaussian draws of the same shape" if control == "null" else "heads"
             rows.append(
                 _walk_row(
                     model,
@@ -130,22 +148,31 @@ def write_connection_walk(
                     control,
                     float(values.mean()),
                     len(values),
-                    float(values.std(ddof=1)),
-                    "standard deviation over heads",
+                    spread,
+                    f"standard deviation over {over}",
                 )
             )
         rows.append(_walk_row(model, layer, -1, "identity_error", "float64_softmax", 2e-15, 1))
         rows.append(_walk_row(model, layer, -1, "connection_laplacian_error", "conditions_hold", 3e-16, 1))
         rows.append(_walk_row(model, layer, -1, "reversibility_defect", "trained", 0.3, 2))
         if layer:
-            rows.append(_walk_row(model, layer, -1, "graph_change", "trained", 1 / layer, 8))
+            rows.append(_walk_row(model, layer, -1, "graph_change", "trained", 1 / layer, windows))
     path = folder / "analyses" / "connection_walk" / f"{model}.json"
-    records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
+    frame = pd.DataFrame(rows).assign(family=family or f"{model}-family")
+    provenance = {"device": DEVICE, "settings": {"windows": windows, "window_tokens": window_tokens}}
+    records.write(path, records.from_frame(frame, provenance=provenance, source="invented"))
     return path
 
 
 def write_variational(
-    folder: Path, *, orders: tuple[float, float] = (1.0, 4.0), shift_slope: float = 1.0, nan: bool = False
+    folder: Path,
+    *,
+    orders: tuple[float, float] = (1.0, 4.0),
+    variation_slopes: tuple[float, float] = (2.0, 1.0),
+    shift_slope: float = 1.0,
+    standard_error: float = 0.001,
+    seeds: int = 10,
+    nan: bool = False,
 ) -> Path:
     """Variational records; `orders` are those of Euler and RK4 in the energy-dissipation balance."""
     rows = []
@@ -154,32 +181,37 @@ def write_variational(
         for step in (0.5, 0.25, 0.125):
             value = math.nan if nan and control == "one_over_n" else 0.1 * step**slope
             rows.append(
-                _variational_row(check, method, control, quantity, step, value, 3, 0.01 * value, "std over seeds")
+                _variational_row(check, method, control, quantity, step, value, seeds, 0.01 * value, "std over seeds")
             )
-        slope_row = _variational_row(check, method, control, "slope", math.nan, slope, 9, 0.001, "standard error")
+        slope_row = _variational_row(
+            check, method, control, "slope", math.nan, slope, 3 * seeds, standard_error, "standard error"
+        )
         rows.append(slope_row | {"expected": expected})
 
     rows.append(
-        _variational_row("tangency", "softmax_flow", "none", "defect", math.nan, 2e-16, 3, 1e-17, "std over seeds")
+        _variational_row("tangency", "softmax_flow", "none", "defect", math.nan, 2e-16, seeds, 1e-17, "std over seeds")
     )
     for method, order in zip(("projected_euler", "projected_rk4"), orders, strict=True):
-        series("energy_dissipation", method, "none", "relative_imbalance", order, round(order) or 1.0)
+        expected = 1.0 if method == "projected_euler" else 4.0
+        series("energy_dissipation", method, "none", "relative_imbalance", order, expected)
         series("energy_dissipation", method, "one_over_n", "relative_imbalance", 0.0, 0.0)
     series("euler_lagrange", "projected_rk4+5_points", "none", "relative_residual", 4.0, 4.0)
     series("euler_lagrange", "projected_rk4+5_points", "one_over_n", "relative_residual", 0.0, 0.0)
-    series("first_variation", "flow_path", "none", "action_change", 2.0, 2.0)
-    series("first_variation", "generic_path", "none", "action_change", 1.0, 1.0)
+    series("first_variation", "flow_path", "none", "action_change", variation_slopes[0], 2.0)
+    series("first_variation", "generic_path", "none", "action_change", variation_slopes[1], 1.0)
     series("minimiser_shift", "newton", "none", "shift", shift_slope, 1.0)
     path = folder / "analyses" / "variational.json"
     records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
     return path
 
 
-def write_injectivity(folder: Path, *, recall: float = 0.8, collisions: float = 64.0) -> Path:
-    """Injectivity records of one invented feature set; `recall` is that of the injective form."""
+def write_injectivity(
+    folder: Path, *, recall: float = 0.8, collisions: float = 64.0, ours: float = 0.0, images: int = 32
+) -> Path:
+    """Injectivity records of one invented feature set; `recall` and `ours` (collisions) are the injective form's."""
     rows = []
     for control in ("features", "gaussian_noise", "collinear_copies"):
-        shared = {"feature_set": "invented features", "control": control, "tokens": 64, "unit": "", "n": 3}
+        shared = {"feature_set": "invented features", "control": control, "tokens": 64, "unit": "", "n": images}
         for form in ("softmax", "gaussian", "laplacian", "linear_row_sum"):
             pairs = collisions if control == "collinear_copies" and form == "linear_row_sum" else 0.0
             values = {"numerical_rank": 64, "smallest_separation": 0.2, "identity_recall": 0.9, "collisions": pairs}
@@ -192,7 +224,7 @@ def write_injectivity(folder: Path, *, recall: float = 0.8, collisions: float = 
                     "rank_bound": landmarks + 1,
                     "smallest_separation": 0.01 * landmarks if whole else 0.001,
                     "identity_recall": recall if whole else 0.3,
-                    "collisions": 0.0,
+                    "collisions": ours if whole and control == "collinear_copies" else 0.0,
                 }
                 rows += [_injectivity_row(shared, form, landmarks, metric, value) for metric, value in values.items()]
     path = folder / "analyses" / "injectivity.json"

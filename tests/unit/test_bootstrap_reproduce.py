@@ -1,6 +1,7 @@
 """`make reproduce` clears what a killed run left, never disturbs a running one, and leaves no process behind."""
 
 import importlib.util
+import os
 import signal
 import subprocess
 import sys
@@ -68,6 +69,21 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
+def still_running(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that have not ended within `seconds`; a zombie has, though its adopted parent may be slow to notice."""
+
+    def runs(process: psutil.Process) -> bool:
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    deadline = time.monotonic() + seconds
+    while (alive := [process for process in processes if runs(process)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return alive
+
+
 def calls(project: Path) -> list[str]:
     return (project / "calls.txt").read_text().splitlines()
 
@@ -84,13 +100,20 @@ def running_snakemake(project: Path) -> Iterator[int]:
 
 
 def test_one_call_with_the_preset_and_where_the_results_lie(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (project / "paper_figures").mkdir()
-    (project / "paper_figures" / "claims.html").touch()
     assert reproduce(project) == 0
     assert calls(project) == ["--cores 2 --rerun-incomplete all --config preset=demo"]
     printed = capsys.readouterr().out
-    assert "paper_figures/claims.html" in printed
-    assert "make ui" in printed
+    for absent in ("paper_figures", "results/demo", "make ui"):
+        assert absent not in printed
+    (project / "paper_figures").mkdir()
+    (project / "paper_figures" / "claims.html").touch()
+    (project / "results" / "demo").mkdir()
+    (project / "results" / "mlflow.db").touch()
+    printed = load().places(project, "demo")
+    places = [line.split("  ")[-1].strip() for line in printed.splitlines()[1:]]
+    assert places == ["paper_figures/", "paper_figures/claims.html", "results/demo/", "make ui"]
+    (project / "results" / "smoke").mkdir()
+    assert load().places(project, "smoke").endswith("make ui PRESET=smoke")
 
 
 def test_a_stale_lock_is_cleared_with_a_message(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,8 +172,51 @@ def test_an_interrupt_reaches_every_job_and_a_killed_command_takes_snakemake_wit
         assert any("sleep" in process.cmdline() for process in descendants)
         command.send_signal(number)
         assert command.wait(10) == status
-        _, alive = psutil.wait_procs(descendants, timeout=5)
-        assert alive == []
+        assert still_running(descendants, 5) == []
+
+
+# A time that no other process sleeps for.
+SLEEP = ["sleep", f"63.{os.getpid():07}"]
+
+
+def deaf_job(project: Path, first: str) -> None:
+    """Make the fake Snakemake start a job that takes no notice of signals and do `first` while it runs."""
+    (project / "then").write_text(
+        "import os, signal, subprocess, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: open('asked', 'w').close())\n"
+        'command = \'trap "" INT TERM HUP; touch up; ' + " ".join(SLEEP) + " | sleep 64; sleep 65'\n"
+        f"job = subprocess.Popen(command, shell=True, executable={str(WITH_PARENT)!r})\n"
+        f"{first}\n"
+        "job.wait()"
+    )
+
+
+def test_a_second_interrupt_leaves_no_job_however_deaf(project: Path) -> None:
+    deaf_job(project, "")
+    command = start_reproduce(project)
+    wait_for(project / "up")
+    time.sleep(0.2)
+    descendants = psutil.Process(command.pid).children(recursive=True)
+    assert SLEEP in [process.cmdline() for process in descendants]
+    command.send_signal(signal.SIGINT)
+    wait_for(project / "asked")
+    assert command.poll() is None
+    command.send_signal(signal.SIGINT)
+    assert command.wait(15) == 130
+    assert still_running(descendants, 0.5) == []
+
+
+def test_jobs_that_outlive_a_killed_snakemake_are_waited_for(project: Path) -> None:
+    deaf_job(project, "while not os.path.exists('up'): time.sleep(0.05)\nos.kill(os.getpid(), signal.SIGKILL)")
+    command = start_reproduce(project)
+    assert command.stdout is not None
+    assert "outlive Snakemake" in command.stdout.readline()
+    for _ in range(2):
+        assert command.poll() is None
+        command.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+    assert command.wait(15) == 130
+    assert SLEEP not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
 
 
 def test_a_failure_is_passed_on(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,5 +254,107 @@ def test_jobs_end_within_two_seconds_when_their_parent_is_killed(tmp_path: Path)
     assert len(children) >= 3
     parent.kill()
     parent.wait()
-    _, alive = psutil.wait_procs(children, timeout=2)
-    assert alive == []
+    assert still_running(children, 2) == []
+
+
+def start_job(command: str, wrapper: Path = WITH_PARENT) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, shell=True, executable=wrapper)
+
+
+@pytest.mark.parametrize("deaf", [True, False])
+def test_a_job_ends_with_its_wrapper_that_is_killed(tmp_path: Path, deaf: bool) -> None:
+    ignore = 'trap "" TERM INT HUP; ' if deaf else ""
+    wrapper = start_job(f"{ignore}touch '{tmp_path}/up'; sleep 66 | sleep 67; echo end")
+    wait_for(tmp_path / "up")
+    time.sleep(0.2)
+    processes = psutil.Process(wrapper.pid).children(recursive=True)
+    assert {"66", "67"} <= {word for process in processes for word in process.cmdline()}
+    wrapper.kill()
+    wrapper.wait()
+    assert still_running(processes, 6) == []
+
+
+def test_a_training_told_to_stop_has_the_time_to_write_its_checkpoint(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, signal, time\n"
+        "signals = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: signals.append(1))\n"
+        "pathlib.Path('up').touch()\n"
+        "while not signals: time.sleep(0.05)\n"
+        "time.sleep(3)\n"
+        "pathlib.Path('checkpoint').write_text(str(len(signals)))"
+    )
+    (tmp_path / "train.py").write_text(code)
+    wrapper = start_job(f"cd '{tmp_path}'; {sys.executable} train.py; echo end")
+    wait_for(tmp_path / "up")
+    for _ in range(3):  # as the kernel does when a parent of several threads dies
+        wrapper.terminate()
+        time.sleep(0.3)
+    assert wrapper.wait(10) == 143
+    assert (tmp_path / "checkpoint").read_text() == "1", "a second signal would have cut the checkpoint short"
+
+
+def test_a_job_that_takes_no_notice_of_being_told_to_stop_is_killed_in_the_end(tmp_path: Path) -> None:
+    impatient = tmp_path / "with-parent.sh"
+    text = WITH_PARENT.read_text()
+    assert "checkpoint_s=60" in text
+    impatient.write_text(text.replace("checkpoint_s=60", "checkpoint_s=0.5"))
+    impatient.chmod(0o755)
+    wrapper = start_job(f"trap '' TERM; touch '{tmp_path}/up'; sleep 68; sleep 69", impatient)
+    wait_for(tmp_path / "up")
+    wrapper.terminate()
+    assert wrapper.wait(10) == 137
+
+
+@pytest.mark.parametrize("child", ["sleep 60", "(trap '' TERM; sleep 60)"])
+def test_children_that_linger_neither_hold_an_ended_job_nor_outlive_it(child: str) -> None:
+    started = time.monotonic()
+    done = subprocess.run(
+        f"{child} >/dev/null & echo $!; exit 3", shell=True, executable=WITH_PARENT, capture_output=True, check=False
+    )
+    assert done.returncode == 3
+    assert time.monotonic() - started < 10
+    number = int(done.stdout)
+    assert not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_job_that_is_stopped_and_continued_keeps_its_status(tmp_path: Path) -> None:
+    wrapper = start_job(f"touch '{tmp_path}/up'; sleep 1; exit 5")
+    wait_for(tmp_path / "up")
+    (job,) = (process for process in psutil.Process(wrapper.pid).children() if "pipefail" in process.cmdline())
+    job.suspend()
+    time.sleep(1.5)
+    assert wrapper.poll() is None
+    job.resume()
+    assert wrapper.wait(10) == 5
+
+
+def without_setpriv(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "setpriv").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "setpriv").chmod(0o755)
+    return {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("setpriv", [True, False])
+def test_a_job_reads_nothing_and_works_without_setpriv(tmp_path: Path, setpriv: bool) -> None:
+    environment = dict(os.environ) if setpriv else without_setpriv(tmp_path)
+    done = subprocess.run(
+        "readlink /proc/self/fd/0; exit 7",
+        shell=True, executable=WITH_PARENT, env=environment, input="typed", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("/dev/null\n", 7)
+
+
+def test_an_interrupt_ends_everything_without_setpriv_too(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", without_setpriv(tmp_path)["PATH"])
+    deaf_job(project, "")
+    command = start_reproduce(project)
+    wait_for(project / "up")
+    descendants = psutil.Process(command.pid).children(recursive=True)
+    command.send_signal(signal.SIGINT)
+    wait_for(project / "asked")
+    command.send_signal(signal.SIGINT)
+    assert command.wait(15) == 130
+    assert still_running(descendants, 0.5) == []

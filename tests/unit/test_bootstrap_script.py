@@ -149,13 +149,84 @@ def test_a_full_disk_is_said_before_anything_is_made(project: Path) -> None:
     assert not (project / ".venv").exists()
 
 
-def test_a_colon_in_the_path_is_refused(project: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a:b", "a colon"),
+        ('6" wide, 4" high', "a blank and one of"),
+        ("a $HOME", "a blank and one of"),
+        ("a `b", "a blank and one of"),
+        ("a\tb", "a tab"),
+        ("x" * 120 + "'s", "100 bytes"),
+    ],
+)
+def test_a_path_that_python_cannot_bear_is_refused_at_once_in_one_line(project: Path, name: str, reason: str) -> None:
     fake_python(project, venv=True)
-    moved = project.with_name("a:b")
+    moved = project.with_name(name)
     project.rename(moved)
     done = bootstrap(moved)
     assert done.returncode == 1
-    assert "colon" in done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (moved / ".venv").exists()
+
+
+@pytest.mark.parametrize("name", ['6"', "$HOME", "it's; a (path) & more", "ü" * 60, "x" * 120])
+def test_a_path_that_only_looks_odd_is_not_refused(project: Path, name: str) -> None:
+    fake_python(project, venv=True)
+    moved = project.with_name(name)
+    project.rename(moved)
+    assert "making an environment" in bootstrap(moved).stdout
+
+
+def ffcv_machine(project: Path, loader: Path) -> None:
+    """A machine that has FFCV's libraries, as a compiler, pkg-config and a ldconfig at `loader` say."""
+    fake_python(project, venv=True)
+    for name in ("g++", "pkg-config", "make"):
+        executable(commands_of(project) / name, "exit 0")
+    # So many lines that a reader which stops at the first match breaks the pipe.
+    lines = "libGL.so.1 (libc6,x86-64) => /a\nlibgthread-2.0.so.0 (libc6,x86-64) => /b"
+    executable(loader, f"printf '{lines}\\n'; i=0; while [ $i -lt 20000 ]; do echo lib$i; i=$((i + 1)); done")
+
+
+def test_libraries_are_found_however_long_their_list(project: Path) -> None:
+    ffcv_machine(project, commands_of(project) / "ldconfig")
+    done = bootstrap(project)
+    assert "libraries of FFCV" not in done.stdout
+    assert "making an environment" in done.stdout
+
+
+def test_libraries_are_found_by_a_user_whose_path_lacks_sbin(project: Path) -> None:
+    sbin = project.parent / "sbin"
+    sbin.mkdir()
+    ffcv_machine(project, sbin / "ldconfig")
+    (commands_of(project) / "ldconfig").unlink()
+    script = project / "tools" / "bootstrap.sh"
+    text = script.read_text()
+    assert ":/usr/sbin:/sbin" in text
+    script.write_text(text.replace(":/usr/sbin:/sbin", f":{sbin}"))
+    assert "libraries of FFCV" not in bootstrap(project).stdout
+    (sbin / "ldconfig").unlink()
+    assert "libraries of FFCV" in bootstrap(project).stdout
+
+
+@pytest.mark.parametrize(
+    ("ldd", "status"),
+    [
+        ("echo 'libturbojpeg.so.0 => not found'; i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i + 1)); done", 1),
+        ("echo 'ldd: ffcv/_libffcv.so: No such file or directory' >&2; exit 1", 1),
+        ("echo 'libturbojpeg.so.0 => /usr/lib/libturbojpeg.so.0'", 0),
+    ],
+)
+def test_an_ffcv_that_lost_a_library_or_a_file_is_noticed(project: Path, ldd: str, status: int) -> None:
+    executable(commands_of(project) / "ldd", ldd)
+    text = (project / "tools" / "bootstrap.sh").read_text()
+    (project / "check.sh").write_text(text.replace('main "$@"', "ffcv_is_whole"))
+    bash = shutil.which("bash") or "bash"
+    done = subprocess.run([bash, "check.sh"], cwd=project, env={"PATH": str(commands_of(project))}, check=False)
+    assert done.returncode == status
 
 
 def test_a_stage_that_was_interrupted_leaves_no_stamp(project: Path) -> None:

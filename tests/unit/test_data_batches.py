@@ -1,5 +1,6 @@
 """Loaders agree on order and labels, and give the same pixels whatever does the work."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 import torch
 
 from attngeo.data import embedded, ffcv_available
+from attngeo.data import manifest as manifests
 from attngeo.data.batches import Batches, open_batches
 from attngeo.data.packing import pack
 from attngeo.errors import UserError
-from attngeo.files import read_json, write_json
+from attngeo.files import read_json, sha256_file, write_json
 from tests.unit.data_support import image_folder, write_beton_by_hand
 
 COUNTS = {"a": (6, 2), "b": (5, 3)}
@@ -54,10 +56,13 @@ def arrays_set(tmp_path, monkeypatch) -> Path:
     }
     labels = {f"{split}_labels": np.arange(n, dtype=np.uint8) % 3 for split, n in (("train", 11), ("val", 5))}
     np.savez(cache / "fashion-mnist/arrays.npz", **arrays, **labels)
-    size = (cache / "fashion-mnist/arrays.npz").stat().st_size
-    write_json(
-        cache / "fashion-mnist/source.json", {"format": embedded.FORMAT, "files": {"arrays.npz": {"bytes": size}}}
-    )
+    path = cache / "fashion-mnist/arrays.npz"
+    record = {
+        "format": embedded.FORMAT,
+        "members": dict(embedded.source_of("fashion-mnist").members),
+        "files": {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}},
+    }
+    write_json(path.with_name("source.json"), record)
     monkeypatch.setenv("ATTNGEO_CACHE", str(cache))
     return pack("fashion-mnist", tmp_path / "packed")
 
@@ -248,3 +253,38 @@ def test_a_manifest_of_another_kind_is_refused(tmp_path):
     with pytest.raises(UserError, match="not a manifest"):
         opened(tmp_path)
     assert read_json(tmp_path / "manifest.json") == {"format": 0}
+
+
+@pytest.fixture
+def changeable_set(tmp_path) -> Path:
+    return pack(image_folder(tmp_path / "images", COUNTS), tmp_path / "packed", storage="folder")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_replaced_since_it_was_packed_is_refused(changeable_set, workers):
+    replaced = changeable_set.parent.parent / "images/val/b/002.png"
+    times = replaced.stat()
+    content = bytearray(replaced.read_bytes())
+    content[len(content) // 2] ^= 1
+    replaced.write_bytes(content)
+    os.utime(replaced, ns=(times.st_atime_ns, times.st_mtime_ns))  # neither its size nor its time tell
+    with pytest.raises(UserError, match=r"val/b/002.png has changed since it was packed[\s\S]*pack the images again"):
+        epochs(opened(changeable_set, "val", workers=workers), 1)
+
+
+def test_an_image_copied_anew_is_the_same_image(changeable_set):
+    before = epochs(opened(changeable_set, "val"), 1)
+    for path in (changeable_set.parent.parent / "images").rglob("*.png"):
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+    assert_same(before, epochs(opened(changeable_set, "val"), 1))
+
+
+def test_hashing_a_large_file_is_announced(beton_set, monkeypatch, caplog):
+    opened(beton_set, loader="torch")
+    assert "verifying" not in caplog.text
+    monkeypatch.setattr(manifests, "ANNOUNCED_BYTES", 1)
+    opened(beton_set, loader="torch")
+    assert "verifying" in caplog.text
+    assert "train.beton" in caplog.text

@@ -1,5 +1,6 @@
 """Fetching: verified before use, resumed when broken, complete or absent, one process at a time. No network is used."""
 
+import dataclasses
 import errno
 import gzip
 import hashlib
@@ -7,6 +8,7 @@ import io
 import multiprocessing
 import os
 import random
+import shutil
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -16,12 +18,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torchvision
 
 from attngeo.data import download, embedded
 from attngeo.data.download import Unreachable
 from attngeo.data.embedded import Archive, Source
 from attngeo.errors import UserError
-from attngeo.files import read_json
+from attngeo.files import read_json, write_json
 from tests.unit.data_support import debian_package, idx, jpeg_bytes, picture
 
 
@@ -268,50 +271,196 @@ def digits(monkeypatch, tmp_path) -> dict[str, bytes]:
         for what, count, shape in (("images-idx3", 16, (4, 2, 2)), ("labels-idx1", 4, (4,)))
     }
     members = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    archives = (Archive("torchvision", "FashionMNIST", 100), Archive("debian", "dataset-toy", 100))
-    source = Source("digits", "images", "", "MIT", "here", "idx_arrays", 1, archives, members)
+    package = hashlib.sha256(packaged(contents)).hexdigest()
+    archives = (Archive("torchvision", "FashionMNIST", 100), Archive("debian", "dataset-toy", 100, sha256=package))
+    sizes = {name: len(content) for name, content in contents.items()}
+    source = Source("digits", "images", "", "MIT", "here", "idx_arrays", 1, archives, members, sizes)
     monkeypatch.setattr(embedded, "sources", lambda: {"digits": source})
+    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
     monkeypatch.setenv("ATTNGEO_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("ATTNGEO_OFFLINE", raising=False)
     return contents
 
 
-def serve_from_mirror(monkeypatch, contents: dict[str, bytes] | None) -> None:
-    def answer(url: str, destination: Path, **options: object) -> None:
-        if contents is None:
-            raise Unreachable("no route")
-        destination.write_bytes(gzip.compress(contents[Path(url).name.removesuffix(".gz")]))
-
-    monkeypatch.setattr(download, "download", answer)
+def zipped(contents: dict[str, bytes]) -> dict[str, bytes]:
+    return {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in contents.items()}
 
 
-def serve_from_debian(monkeypatch, contents: dict[str, bytes]) -> None:
+def packaged(contents: dict[str, bytes]) -> bytes:
+    return debian_package({f"usr/share/datasets/{name}": content for name, content in zipped(contents).items()})
+
+
+def serve_from_mirrors(monkeypatch, tmp_path, listed: dict[str, bytes], *mirrors: dict[str, bytes]) -> None:
+    """Mirrors in folders, whose list has the MD5 of `listed`."""
+    for place, files in enumerate(mirrors):
+        folder = tmp_path / f"mirror{place}"
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    addresses = [(tmp_path / f"mirror{place}").as_uri() + "/" for place in range(len(mirrors))]
+    resources = [(name, hashlib.md5(content).hexdigest()) for name, content in listed.items()]
+    monkeypatch.setattr(torchvision.datasets.FashionMNIST, "mirrors", addresses)
+    monkeypatch.setattr(torchvision.datasets.FashionMNIST, "resources", resources)
+
+
+def serve_from_debian(monkeypatch, package: bytes | None) -> None:
     def answer(name: str, destination: Path) -> str:
-        files = {f"usr/share/datasets/{key}.gz": gzip.compress(content) for key, content in contents.items()}
-        destination.write_bytes(debian_package(files))
+        if package is None:
+            raise Unreachable("apt-get is not on this machine")
+        destination.write_bytes(package)
         return "Debian mirror"
 
     monkeypatch.setattr(download, "fetch_debian_package", answer)
 
 
 @pytest.mark.parametrize("mirror", [True, False])
-def test_either_source_gives_the_same_arrays_and_is_named(digits, monkeypatch, mirror):
-    serve_from_mirror(monkeypatch, digits if mirror else None)
-    serve_from_debian(monkeypatch, digits)
+def test_either_source_gives_the_same_arrays_and_is_named(digits, monkeypatch, tmp_path, mirror):
+    serve_from_mirrors(monkeypatch, tmp_path, zipped(digits), zipped(digits) if mirror else {})
+    serve_from_debian(monkeypatch, packaged(digits))
     folder = embedded.fetch("digits")
     with np.load(folder / "arrays.npz") as arrays:
         assert arrays["val_images"].tolist() == np.arange(16).reshape(4, 2, 2).tolist()
     assert read_json(folder / "source.json")["served_by"] == ("torchvision's mirror" if mirror else "Debian mirror")
+    assert not list((tmp_path / "cache/downloads").iterdir())
 
 
-def test_contents_that_are_not_the_pinned_ones_are_refused_from_either_source(digits, monkeypatch):
+def cut(file: bytes) -> bytes:
+    return file[:-9]
+
+
+def scrambled(file: bytes) -> bytes:
+    return file[:10] + b"\xff" * 8 + file[18:]  # the compressed blocks themselves: zlib.error
+
+
+def no_gzip(file: bytes) -> bytes:
+    return b"<html>try again later</html>"
+
+
+def endless(file: bytes) -> bytes:
+    return gzip.compress(bytes(1 << 20), mtime=0)
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["MD5 as listed", "another MD5"])
+@pytest.mark.parametrize("damage", [cut, scrambled, no_gzip, endless])
+def test_a_damaged_file_of_the_mirror_makes_way_for_the_next_source(digits, monkeypatch, tmp_path, damage, listed):
+    good = zipped(digits)
+    bad = good | {"train-labels-idx1-ubyte.gz": damage(good["train-labels-idx1-ubyte.gz"])}
+    serve_from_mirrors(monkeypatch, tmp_path, bad if listed else good, bad)
+    serve_from_debian(monkeypatch, packaged(digits))
+    assert read_json(embedded.fetch("digits") / "source.json")["served_by"] == "Debian mirror"
+    shutil.rmtree(tmp_path / "cache/digits")
+    serve_from_debian(monkeypatch, None)
+    words = r"train-labels-idx1-ubyte.gz" + (" is damaged" if listed else ": MD5 is")
+    with pytest.raises(UserError, match=rf"no source served[\s\S]*{words}[\s\S]*do not use it"):
+        embedded.fetch("digits")
+    assert not list((tmp_path / "cache/downloads").iterdir())
+
+
+def test_a_second_mirror_serves_what_the_first_has_damaged(digits, monkeypatch, tmp_path):
+    good = zipped(digits)
+    serve_from_mirrors(monkeypatch, tmp_path, good, dict.fromkeys(good, b"<html>"), good)
+    serve_from_debian(monkeypatch, None)
+    assert read_json(embedded.fetch("digits") / "source.json")["served_by"] == "torchvision's mirror"
+
+
+def test_each_mirror_has_a_part_of_its_own(tmp_path, monkeypatch):
+    parts = []
+
+    def fail(url: str, destination: Path, **options: object) -> None:
+        parts.append(destination)
+        raise Unreachable("the connection closed early")
+
+    monkeypatch.setattr(download, "download", fail)
+    with pytest.raises(Unreachable, match="closed early; the connection"):
+        embedded._from_mirrors(["http://a/x/", "http://a/y/"], "f.gz", "0" * 32, 1, tmp_path)
+    assert len({path.name for path in parts}) == 2
+
+
+def test_contents_that_are_not_the_pinned_ones_are_refused_from_either_source(digits, monkeypatch, tmp_path):
     changed = digits | {"train-labels-idx1-ubyte": idx(np.zeros(4))}
-    serve_from_debian(monkeypatch, changed)
-    for mirror in (changed, None):
-        serve_from_mirror(monkeypatch, mirror)
-        with pytest.raises(UserError, match="train-labels-idx1-ubyte has SHA-256"):
-            embedded.fetch("digits")
+    serve_from_mirrors(monkeypatch, tmp_path, zipped(changed), zipped(changed))
+    serve_from_debian(monkeypatch, packaged(changed))
+    words = r"no source served.*train-labels-idx1-ubyte has SHA-256.*dataset-toy.deb has SHA-256[\s\S]*report it"
+    with pytest.raises(UserError, match=words):
+        embedded.fetch("digits")
     assert not embedded.is_fetched("digits")
+
+
+def test_a_package_of_another_hash_is_not_unpacked(digits, monkeypatch, tmp_path):
+    from attngeo.data import embedded_images
+
+    monkeypatch.setattr(embedded_images, "debian_members", lambda package: pytest.fail("it was unpacked"))
+    serve_from_mirrors(monkeypatch, tmp_path, zipped(digits))
+    serve_from_debian(monkeypatch, packaged(digits) + b"\n")
+    with pytest.raises(UserError, match=r"not the pinned"):
+        embedded.fetch("digits")
+
+
+def test_a_full_disk_is_not_taken_for_damage():
+    with pytest.raises(OSError, match="No space"), embedded._rejecting_damage("x"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def change_one_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_changed_byte_in_the_cache_is_found_before_use_and_fetched_anew(toy, server, caplog):
+    damaged = next(embedded.fetch("toy").rglob("*.jpg"))
+    whole = damaged.read_bytes()
+    change_one_byte(damaged)
+    assert embedded.is_fetched("toy")  # cheap: sizes only
+    embedded.fetch("toy")
+    assert damaged.read_bytes() == whole
+    assert len(server.asked) == 2
+    assert f"{damaged} is damaged" in caplog.text
+    assert "fetching it anew" in caplog.text
+
+
+def test_a_changed_byte_in_the_cache_is_refused_offline(toy, server):
+    damaged = next(embedded.fetch("toy").rglob("*.jpg"))
+    change_one_byte(damaged)
+    with pytest.raises(UserError, match=rf"{damaged.name} is damaged.*ATTNGEO_OFFLINE[\s\S]*attngeo fetch toy"):
+        embedded.fetch("toy", offline=True)
+    assert len(server.asked) == 1
+
+
+def test_a_tokenizer_is_verified_before_it_is_copied_and_after(toy, server, monkeypatch):
+    source = embedded.sources()["toy"]
+    user = dataclasses.replace(source, name="user", tokenizer_of="toy")
+    monkeypatch.setattr(embedded, "sources", lambda: {"toy": source, "user": user})
+    change_one_byte(next(embedded.fetch("toy").rglob("*.jpg")))
+    folder = embedded.fetch("user")
+    assert len(server.asked) == 3  # the toy, the user, and the toy again
+    change_one_byte(next(folder.rglob("*.jpg")))
+    embedded.fetch("user")
+    assert len(server.asked) == 4
+
+
+def test_files_are_hashed_once_a_process(toy, monkeypatch):
+    embedded.fetch("toy")
+    embedded.fetch("toy")
+    monkeypatch.setattr(embedded, "sha256_file", lambda path: pytest.fail("hashed again"))
+    embedded.fetch("toy")
+
+
+def test_a_set_without_pinned_members_is_made_anew_from_another_archive(toy, monkeypatch):
+    embedded.fetch("toy")
+    source = embedded.sources()["toy"]
+    other = dataclasses.replace(source, archives=(dataclasses.replace(source.archives[0], sha256="1" * 64),))
+    monkeypatch.setattr(embedded, "sources", lambda: {"toy": other})
+    assert not embedded.is_fetched("toy")
+
+
+def test_a_record_may_have_more_members_than_are_pinned(toy):
+    folder = embedded.fetch("toy")
+    source = dataclasses.replace(embedded.sources()["toy"], members={"a": "0"})
+    record = read_json(folder / "source.json")
+    assert embedded._read_record(source, folder) is None
+    write_json(folder / "source.json", record | {"members": {"a": "0", "b": "1"}})
+    assert embedded._read_record(source, folder) is not None
 
 
 def test_an_incomplete_cache_folder_is_made_anew(toy):
@@ -343,7 +492,10 @@ def test_every_source_states_its_licence_and_pins_what_it_uses():
     for source in embedded.sources().values():
         assert source.licence
         assert source.origin
-        pins = [archive.sha256 for archive in source.archives if archive.kind == "pip"] + list(source.members.values())
+        pins = [archive.sha256 for archive in source.archives if archive.kind != "torchvision"]
+        pins += list(source.members.values())
         assert pins
         assert all(pin is not None and len(pin) == 64 for pin in pins)
         assert all(archive.bytes > 0 for archive in source.archives)
+        if any(archive.kind != "pip" for archive in source.archives):
+            assert source.member_bytes.keys() == source.members.keys()

@@ -28,6 +28,7 @@ TRIALS = (
     "faults_are_fenced_in",
     "a_dead_reader_is_reported",
     "a_dead_writer_is_reported",
+    "a_killed_writer_is_reported",
     "odd_images_are_written",
     "one_worker_repeats_its_bytes",
 )
@@ -93,6 +94,15 @@ def test_a_reader_that_dies_ends_the_loop_with_an_error(outcomes):
 def test_a_writer_whose_worker_is_killed_ends_with_an_error_and_no_leftovers(outcomes):
     outcome = outcomes["a_dead_writer_is_reported"]
     assert "ended with status -9" in outcome["error"]
+    assert outcome["left"] == []
+
+
+def test_a_killed_writer_ends_with_an_error_and_takes_its_workers_along(outcomes):
+    outcome = outcomes["a_killed_writer_is_reported"]
+    assert "its writing process was killed" in outcome["error"]
+    assert outcome["seconds"] < 10
+    assert outcome["processes"] >= 3  # it, two workers, and the tracker of shared memory
+    assert outcome["alive"] == []
     assert outcome["left"] == []
 
 

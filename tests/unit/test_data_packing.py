@@ -10,7 +10,7 @@ from attngeo.data import ffcv_available
 from attngeo.data.index import read_index
 from attngeo.data.packing import pack
 from attngeo.errors import UserError
-from attngeo.files import read_json
+from attngeo.files import read_json, sha256_file
 from tests.tolerances import STATISTICS_ABSOLUTE
 from tests.unit.data_support import image_folder
 
@@ -48,6 +48,15 @@ def test_the_mean_and_spread_are_those_of_the_pixels(tmp_path):
     manifest, _ = packed(tmp_path / "set", tmp_path / "out")
     assert manifest["mean"] == pytest.approx([0.5, 0.2, 0.0], abs=STATISTICS_ABSOLUTE)
     assert manifest["std"] == pytest.approx([0.5, 1e-4, 1e-4], abs=STATISTICS_ABSOLUTE)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_index_of_a_folder_holds_the_hash_of_every_image(tmp_path, workers):
+    root = image_folder(tmp_path / "set", COUNTS)
+    packed(root, tmp_path / "out", workers=workers)
+    files = [file for split in ("train", "val") for file in read_index(tmp_path / f"out/{split}.jsonl")]
+    assert len(files) == 11
+    assert all(file.sha256 == sha256_file(root / file.path) for file in files)
 
 
 def test_unreadable_images_are_left_out_and_listed(tmp_path):

@@ -54,6 +54,16 @@ def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "g++" in check.remedy
 
 
+def test_jobs_that_cannot_be_tied_to_snakemake_are_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check = doctor._setpriv()
+    assert check.status == "warn"
+    assert "util-linux" in check.remedy
+    (tmp_path / "setpriv").write_text("#!/bin/sh\nexit 1\n")  # as busybox answers to --pdeathsig
+    (tmp_path / "setpriv").chmod(0o755)
+    assert doctor._setpriv().status == "warn"
+
+
 def test_the_report_prints_every_finding(capsys: pytest.CaptureFixture[str]) -> None:
     doctor.print_report([doctor.Check("disk", "warn", "1.0 GB free", "make space")])
     printed = capsys.readouterr().out

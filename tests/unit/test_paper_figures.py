@@ -18,6 +18,7 @@ from attngeo.errors import UserError
 from attngeo.files import write_json
 from attngeo.paper import records, render, style
 from attngeo.paper.layers import isometry_by_layer
+from attngeo.paper.results import require_inputs
 from attngeo.paper.targets import FIGURES, TABLES
 from tests.tolerances import RASTERISED_SCATTER_BYTES
 from tests.unit import paper_results
@@ -27,6 +28,7 @@ DRAW_EVERYTHING = """
 import importlib, json, sys
 from pathlib import Path
 from attngeo.paper import claims, render
+from attngeo.paper.results import require_inputs
 from attngeo.paper.targets import FIGURES, TABLES
 inputs, out = json.loads(sys.argv[1]), Path(sys.argv[2])
 for name, paths in inputs.items():
@@ -101,6 +103,133 @@ def made(name, inputs):
     if name in FIGURES:
         return importlib.import_module(FIGURES[name].module).draw(inputs[name])
     return importlib.import_module(TABLES[name].module).tabulate(inputs[name])
+
+
+@pytest.mark.parametrize("name", ["fig2", "fig3", "tab1"])
+def test_two_recipes_are_never_averaged_as_seeds(tmp_path, name):
+    paths = []
+    for recipe, seeds in (("short", 3), ("long-recipe-name-of-many-letters", 2)):
+        paths += paper_results.write_runs(tmp_path / "demo", datasets=["only"], seeds=seeds, recipe=recipe)
+    drawn = made(name, {name: paths})
+    data = drawn.frame if name == "tab1" else drawn.data[drawn.data["dataset"] == "only"]
+    data = data[data["data set"] == "only"] if name == "tab1" else data
+    assert {recipe: set(group["n"]) for recipe, group in data.groupby("recipe")} == {
+        "short": {3},
+        "long-recipe-name-of-many-letters": {2},
+    }
+    if name != "tab1":
+        titles = " ".join(axis.get_title("left").replace("\n", "") for axis in drawn.figure.axes)
+        assert "only, long-recipe-name-of-many-letters" in titles
+        assert "only, short" in titles
+        assert_titles_fit(drawn.figure)
+
+
+@pytest.mark.parametrize("name", ["fig2", "fig3", "tab1"])
+def test_runs_that_share_everything_and_the_seed_are_refused(tmp_path, name):
+    paths = paper_results.write_runs(tmp_path / "demo", datasets=["only"], seeds=2)
+    for path in paths:
+        if path.name == "final.json" and "laplacian" in path.parent.name:
+            write_json(path, json.loads(path.read_text()) | {"seed": 0})
+    with pytest.raises(UserError, match="only-laplacian-invented-micro-s0, only-laplacian-invented-micro-s1 share"):
+        made(name, {name: paths})
+
+
+def test_sizes_of_one_kind_are_told_apart_by_name(tmp_path):
+    paths = []
+    for size in ("tiny", "small"):
+        paths += paper_results.write_runs(tmp_path / "demo", datasets=["only"], seeds=2, size=size)
+    for name, places in (("fig2", 2), ("fig3", 1)):
+        texts = [text.get_text() for axis in made(name, {name: paths}).figure.axes for text in axis.texts]
+        assert sorted(texts) == sorted(["tiny", "small"] * 4 * places)
+
+
+def test_table_says_on_how_many_images_a_run_was_evaluated(tmp_path):
+    paths = paper_results.write_runs(tmp_path / "demo", datasets=["even", "uneven"], seeds=2)
+    changed = next(p for p in paths if p.name == "final.json" and "uneven-softmax" in p.parent.name)
+    write_json(changed, json.loads(changed.read_text()) | {"n_eval": 77})
+    frame = made("tab1", {"tab1": paths}).frame
+    images = frame.set_index(["data set", "attention"])["images"]
+    assert images["even", "softmax"] == images["uneven", "laplacian"] == 1000
+    assert images["uneven", "softmax"] == "77 to 1000"
+    assert frame.loc[frame["kind"] == "paper", "images"].isna().all()
+
+
+@pytest.mark.parametrize("name", ["fig2", "fig3", "fig10", "tab1", "tab9"])
+def test_nothing_to_draw_is_said_plainly(name):
+    with pytest.raises(UserError, match=f"no (run|model|file) of the preset feeds {name}"):
+        made(name, {name: []})
+
+
+def test_remedy_of_nothing_to_draw_names_the_sheet_or_the_configuration():
+    with pytest.raises(UserError, match=r"runs\.tsv"):
+        require_inputs([], "fig2", "run")
+    with pytest.raises(UserError, match=r"config\.yaml"):
+        require_inputs([], "fig10", "model")
+    require_inputs([Path("a")], "fig2", "run")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7])
+def test_ids_of_models_are_whole_and_within_the_figure(tmp_path, count):
+    ids = ["smollm2-135m-instruct@gguf-q4_1", *(f"another-model-of-many-letters-{i}@bf16" for i in range(count - 1))]
+    paths = [paper_results.write_connection_walk(tmp_path / "demo", model) for model in ids]
+    figure = made("fig10", {"fig10": paths}).figure
+    titles = {axis.get_title("left").replace("\n", "")[4:] for axis in figure.axes} - {""}
+    assert titles == set(ids)
+    assert_titles_fit(figure)
+
+
+@pytest.mark.parametrize("name", ["fig2", "fig3", "fig7", "fig16"])
+def test_titles_are_within_the_figure(with_nan, name):
+    assert_titles_fit(made(name, with_nan).figure)
+
+
+def assert_titles_fit(figure):
+    """Every panel title ends before the next panel's title in its row starts, and within the figure."""
+    with style.paper_style():
+        figure.canvas.draw()
+    boxes = [axis._left_title.get_window_extent() for axis in figure.axes if axis.get_title("left")]
+    for box in boxes:
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+        right = [other for other in boxes if other.x0 > box.x0 and abs(other.y0 - box.y0) < 1]
+        assert all(box.x1 < other.x0 for other in right)
+
+
+def test_panels_that_are_compared_share_their_scale(tmp_path):
+    paths = [
+        paper_results.write_connection_walk(tmp_path / "demo", model, excess=excess)
+        for model, excess in (("a", 0.01), ("bb", -0.3), ("ccc", 0.0), ("dddd", 0.02), ("eeeee", 0.03))
+    ]
+    drawn = made("fig10", {"fig10": paths})
+    used = [axis for axis in drawn.figure.axes if axis.axison]
+    assert len(used) == 10
+    assert len({axis.get_ylim() for axis in used}) == 2
+    assert "share one scale" in drawn.caption
+
+
+def test_caption_of_the_variational_figure_states_no_finding(tmp_path):
+    captions = [
+        made("fig16", {"fig16": [paper_results.write_variational(tmp_path / name / "demo", orders=orders)]}).caption
+        for name, orders in (("good", (1.0, 4.0)), ("bad", (0.0, 0.0)))
+    ]
+    assert captions[0] == captions[1]
+    assert "(b) 4 (RK4), 1 (Euler), 0 (1/n flow)" in captions[0]
+
+
+def test_caption_of_the_injectivity_figure_says_whose_matrices_they_are(with_nan):
+    caption = made("fig7", with_nan).caption
+    assert "layer-normalised features (invented features) under one random projection" in caption
+    assert "inverted exactly; they are not that model's own attention" in caption
+
+
+@pytest.mark.parametrize("width", [2, 7, 12, 40])
+@pytest.mark.parametrize(
+    "text", ["", "a", "smollm2-135m-instruct@gguf-q4_1", "@q", "x@y@z", "abcdefghijklmnop--q", "a set, a-recipe, ours"]
+)
+def test_wrapping_keeps_every_letter_within_the_width(text, width):
+    lines = style.wrapped(text, width).split("\n")
+    assert "".join(lines) == text
+    assert all(len(line) <= width for line in lines)
 
 
 def test_single_seed_draws_without_band(tmp_path):

@@ -1,6 +1,7 @@
 """Targets say what they are made of without loading anything heavy."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,14 @@ from pathlib import Path
 import pytest
 
 import attngeo.paper
+from attngeo.paper import claims
 from attngeo.paper.targets import FIGURES, PAGES, TABLES, TARGETS
+from tests.unit import paper_results
 from tests.unit.paper_results import Model, Preset, Run
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = Path(attngeo.paper.__file__).parent
+MAKERS = {"figure": "draw", "table": "tabulate", "page": "write_page"}
 PRESET = Preset(
     "p",
     runs=(Run("a", "m", "d", 0), Run("b", "m", "d", 1, feeds=("tab1",)), Run("c", "m", "d", 2, feeds=())),
@@ -49,11 +54,47 @@ def test_targets_of_an_empty_preset_have_no_runs():
     assert TABLES["tab1"].inputs(Preset("empty")) == []
 
 
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    sys.addaudithook(watch)
+    folder = tmp_path_factory.mktemp("results") / "demo"
+    return paper_results.write_everything(folder)
+
+
+opened: set[str] | None = None
+
+
+def watch(event, arguments):
+    """Note files of the package that are opened while `opened` is a set; a hook cannot be taken away again."""
+    if opened is not None and event == "open" and isinstance(arguments[0], str | os.PathLike):
+        path = Path(arguments[0])
+        if PACKAGE in path.parents and path.suffix not in (".py", ".pyc"):
+            opened.add(path.relative_to(PACKAGE).as_posix())
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_data_files_of_a_target_are_those_that_its_module_opens(made_up, tmp_path, name):
+    global opened
+    target = TARGETS[name]
+    module = importlib.import_module(target.module)
+    claims.claims.cache_clear()
+    opened = set()
+    try:
+        if target.kind == "page":
+            module.write_page("demo", tmp_path, tmp_path / "page.html")
+        else:
+            getattr(module, MAKERS[target.kind])(made_up[name])
+        found = opened
+    finally:
+        opened = None
+    assert found == set(target.data_files)
+
+
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_target_has_its_module_caption_and_data(name):
     target = TARGETS[name]
     module = importlib.import_module(target.module)
-    assert callable(getattr(module, {"figure": "draw", "table": "tabulate", "page": "write_page"}[target.kind]))
+    assert callable(getattr(module, MAKERS[target.kind]))
     assert (ROOT / target.caption_file).read_text(encoding="utf-8").strip()
     for file in target.data_files:
         assert (Path(attngeo.paper.__file__).parent / file).is_file()

@@ -1,5 +1,6 @@
 """MLflow holds what the files hold, and its troubles are never the training's. Every store here is a real one."""
 
+import ast
 import json
 import math
 import os
@@ -200,6 +201,87 @@ def test_artifacts_are_found_after_the_project_folder_has_moved(root: Path, tmp_
     assert Path(path).read_text() == "drawn"
     assert str(moved) in client(moved).get_run(run_id).info.artifact_uri
     root.mkdir()
+
+
+def test_a_job_whose_record_lacks_a_file_has_finished_all_the_same(root: Path) -> None:
+    (root / "figure.txt").write_text("drawn")
+    options: dict[str, Any] = {"params": {}, "metrics": {"points": 7}, "tags": {"rule": "figure"}}
+    with pytest.warns(UserWarning, match="MLflow does not record this run"):
+        run_id = log_job(root, "Variational", "x", artifacts=[root / "absent", root / "figure.txt"], **options)
+    run = recorded(root, run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics == {"points": 7.0}
+    assert [file.path for file in client(root).list_artifacts(run_id)] == ["figure.txt"]
+
+
+def test_a_training_whose_record_lacks_a_file_is_ended_with_its_status(root: Path) -> None:
+    finished, killed = observer(root, "finished"), observer(root, "killed")
+    finished.scratch, killed.scratch = root / "scratch/a", root / "scratch/b"
+    for watcher in (finished, killed):
+        watcher.on_start({"lr": 0.1}, resumed=False)
+    artifacts = Path(recorded(root, finished.run_id).info.artifact_uri)
+    shutil.rmtree(artifacts)
+    artifacts.write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="MLflow does not record this run"):
+        finished.on_end({"epochs": 1, "accuracy": 50.0})
+    assert recorded(root, finished.run_id).info.status == "FINISHED"
+    assert recorded(root, finished.run_id).data.metrics["accuracy"] == 50.0
+    refuse_writes(root, "tags")
+    with pytest.warns(UserWarning, match="MLflow does not record this run"):
+        killed.on_stop("KILLED", "stopped by SIGTERM")
+    assert recorded(root, killed.run_id).info.status == "KILLED"
+
+
+def test_a_run_that_cannot_be_remembered_is_still_ended(root: Path) -> None:
+    watcher = observer(root)
+    watcher.scratch.write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="MLflow does not record this run"):
+        watcher.on_start({"lr": 0.1}, resumed=False)
+    watcher.on_end({"epochs": 1})
+    assert recorded(root, watcher.run_id).info.status == "FINISHED"
+
+
+def test_runs_are_reaped_though_no_reason_can_be_noted(root: Path) -> None:
+    children = [writer(root, name, 1, 300) for name in ("one", "two")]
+    for child in children:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.kill()
+        child.wait()
+    refuse_writes(root, "tags")
+    with pytest.warns(UserWarning, match="MLflow does not record this run"):
+        assert reap(root) == 2
+    assert reap(root) == 0
+
+
+def refuse_writes(root: Path, table: str) -> None:
+    """Make the store fail where it writes to one of its tables."""
+    with sqlite3.connect(root / "results/mlflow.db") as connection:
+        for event in ("INSERT", "UPDATE"):
+            connection.execute(
+                f"CREATE TRIGGER refuse_{event} BEFORE {event} ON {table} BEGIN SELECT RAISE(ABORT, 'refused'); END"
+            )
+
+
+def test_every_job_records_under_an_experiment_that_exists() -> None:
+    named = set()
+    for file in (REPOSITORY / "src/attngeo/jobs").glob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(call, ast.Call):
+                continue
+            values = [keyword.value for keyword in call.keywords if keyword.arg == "experiment"]
+            if isinstance(call.func, ast.Name) and call.func.id in ("log_job", "MlflowObserver"):
+                values += call.args[1:2]
+            named |= {value.value for value in values if isinstance(value, ast.Constant)}
+    assert named, "no job names an experiment: the test looks in the wrong place"
+    assert named <= set(EXPERIMENTS)
+
+
+def test_an_unknown_experiment_is_an_error_and_no_warning(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'Varational' is none of"):
+        log_job(tmp_path, "Varational", "x", params={}, metrics={}, artifacts=[], tags={})
+    with pytest.raises(ValueError, match="'Varational' is none of"):
+        MlflowObserver(tmp_path, "Varational", "x", {}, tmp_path)
 
 
 def test_a_closed_server_costs_seconds_and_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

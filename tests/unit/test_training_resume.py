@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,11 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+from attngeo.data.batches import open_batches
+from attngeo.data.packing import pack
 from attngeo.errors import UserError
 from attngeo.training import checkpoint
 from attngeo.training.interruption import Interrupted
+from attngeo.training.run import _DATA_IDENTITY
 from attngeo.training.seeding import numpy_generator
 from tests.tolerances import CHECKPOINT_AFTER_SIGTERM_S
+from tests.unit.data_support import image_folder
 from tests.unit.training_support import MemoryBatches, TinyModel, tiny_model, tiny_recipe, train_tiny
 
 ROOT = Path(__file__).parents[2]
@@ -219,6 +224,40 @@ def test_a_checkpoint_of_other_conditions_is_refused(tmp_path: Path, change: dic
     with pytest.raises(UserError, match=named):
         train_tiny(tmp_path, **change)
     train_tiny(tmp_path)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"manifest_sha256": "m2"}, "manifest_sha256 = m1, not m2"),
+        ({"storage": "beton"}, "storage = None, not beton"),
+        ({"pixels": "cropped"}, "pixels = None, not cropped"),
+        ({"versions": {"torch": "2"}}, "versions = {'torch': '1'}, not {'torch': '2'}"),
+        ({"loader": "ffcv"}, "loader = memory, not ffcv"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_pixels(tmp_path: Path, split: str, change: dict[str, Any], named: str) -> None:
+    with pytest.raises(Interrupted):
+        train_tiny(tmp_path, on_batch=stop_at(0, 2))
+    training, validation = MemoryBatches(53, 7, shuffle=True), MemoryBatches(23, 11, shuffle=False)
+    {"train": training, "val": validation}[split].about |= change
+    with pytest.raises(UserError, match=re.escape(f"made with {split} {named}")):
+        train_tiny(tmp_path, batches=training, val_batches=validation)
+
+
+def test_a_run_does_not_go_on_with_another_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Interrupted):
+        train_tiny(tmp_path, on_batch=stop_at(0, 2))
+    monkeypatch.setattr(torch, "__version__", "0.4.1")
+    with pytest.raises(UserError, match=r"made with torch = .*, not 0\.4\.1"):
+        train_tiny(tmp_path)
+
+
+def test_the_facts_that_a_resumed_run_compares_are_stated_by_the_real_loaders(tmp_path: Path) -> None:
+    packed = pack(image_folder(tmp_path / "images", {"a": (2, 1), "b": (2, 1)}), tmp_path / "packed", storage="folder")
+    batches = open_batches(packed, "train", batch_size=2, seed=0, image_size=8, augment=False)
+    assert set(_DATA_IDENTITY) <= batches.describe().keys()
 
 
 def test_a_run_in_work_is_not_trained_twice_at_a_time(tmp_path: Path) -> None:

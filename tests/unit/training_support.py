@@ -56,6 +56,7 @@ class MemoryBatches:
         self.images = noise + 2 * nn.functional.one_hot(self.labels, CLASSES)[:, :, None, None]
         self.num_images, self.num_classes = n, CLASSES
         self.batch_size, self.shuffle, self.on_batch = batch_size, shuffle, on_batch
+        self.about: dict[str, Any] = {"loader": "memory", "manifest_sha256": "m1", "versions": {"torch": "1"}}
         self.served: list[tuple[int, int]] = []  # (epoch, image) of every image handed out
         self.set_epoch(0)
 
@@ -77,7 +78,7 @@ class MemoryBatches:
             yield self.images[chosen], self.labels[chosen]
 
     def describe(self) -> dict[str, Any]:
-        return {"loader": "memory"}
+        return self.about
 
 
 def tiny_recipe(**changes: Any) -> Recipe:
@@ -108,6 +109,7 @@ def train_tiny(
     model: nn.Module | None = None,
     on_batch: Callable[[int, int], None] | None = None,
     batches: MemoryBatches | None = None,
+    val_batches: MemoryBatches | None = None,
     threads: int = 1,
     observers: Sequence[Observer] = (),
     digest: str = "d1",
@@ -116,7 +118,7 @@ def train_tiny(
     return train(
         model or tiny_model(),
         MemoryBatches(53, 7, shuffle=True, on_batch=on_batch) if batches is None else batches,
-        MemoryBatches(23, 11, shuffle=False),
+        MemoryBatches(23, 11, shuffle=False) if val_batches is None else val_batches,
         recipe or tiny_recipe(),
         seed=SEED,
         run_dir=folder / "run",

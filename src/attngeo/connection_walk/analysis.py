@@ -6,7 +6,7 @@ graphs of the current window outlive their layer, for the comparison with shuffl
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,17 @@ from attngeo.errors import UserError
 from attngeo.language_models.architectures import AttentionSite, HeadWeights
 from attngeo.language_models.capture import LayerCapture, in_float64, stream_layers, working_precision_softmax
 from attngeo.language_models.loading import LoadedModel, load, parameters, random_init
-from attngeo.language_models.windows import image_windows, text_windows
+from attngeo.language_models.windows import image_windows, shuffled_window, text_windows
 from attngeo.training.seeding import derive_seed, generator
 
 if TYPE_CHECKING:
     import pandas as pd
+
+SHUFFLED_WINDOWS = 4  # windows that are also run with their tokens in random order
+INITS = 5  # untrained networks behind the random_init control, each on the first INIT_WINDOWS windows
+INITS_OF_LARGE = 3  # the same above LARGE parameters, where one network takes minutes to draw
+INIT_WINDOWS = 2
+LARGE = 1_000_000_000
 
 _HEAD_SCORE = "(sum s)^2 / (r sum s^2) of W_V W_O, r = min(C, D), norm gain folded into W_V"
 
@@ -43,8 +49,15 @@ def analyze(
 ) -> "pd.DataFrame":
     """Measure one model as a connection walk: a row a (layer, head, metric, control), columns `COLUMNS`.
 
+    Controls: `null` has Gaussian weights of the same shape, `null_same_gain` moreover the layer's own norm gain and
+    output scale, `excess` and `excess_same_gain` are the trained score minus these; `random_init` is the mean over
+    `INITS` untrained networks (`INITS_OF_LARGE` above `LARGE` parameters) on the first `INIT_WINDOWS` windows, its
+    spread that over the networks and its n their number; `shuffled_tokens` is the trained model on the first
+    `SHUFFLED_WINDOWS` windows with their tokens, or image patches, in random order; `uniform_attention` has the same
+    gate for every head; `depth_shuffled` has the layers in random order.
+
     Args:
-        model: Hugging Face folder, or a model loaded already, which is left as it was.
+        model: Hugging Face folder or hub name (`load`), or a model loaded already, which is left as it was.
         texts: real text for a language model, or token ids [windows, tokens].
         windows, window_tokens: how much of it; the spread over windows is the spread of the graph metrics.
         null_draws: Gaussian heads of the same shape behind the null of the isometry score.
@@ -61,11 +74,11 @@ def analyze(
     loaded = load(model, None, model_id=model_id) if not isinstance(model, LoadedModel) else model
     loaded = replace(loaded, id=model_id or loaded.id)
     inputs = _windows(loaded, texts, images, windows, window_tokens)
-    rows = Rows(loaded.id, loaded.precision)
+    rows = Rows(loaded)
     _measure_trained(rows, loaded, inputs, seed, null_draws, edges)
-    config = loaded.model.config
+    config, size = loaded.model.config, parameters(loaded.model)
     del loaded, model  # a folder's model makes room for its control
-    _measure_random_init(rows, config, inputs, seed)
+    _measure_random_init(rows, config, size, inputs, seed)
     frame = pd.DataFrame(rows.rows, columns=list(COLUMNS))
     return frame.sort_values(["layer", "head"], kind="stable", ignore_index=True)
 
@@ -105,28 +118,41 @@ def _measure_trained(
             stream_layers(loaded, window, on_layer)
         with working_precision_softmax(loaded):
             stream_layers(loaded, inputs[0], walks.add_with_float64_softmax)
+        shuffled = GraphMeasurements("shuffled_tokens", len(sites), loaded.adapter.causal, seed)
+        for index, window in enumerate(inputs[:SHUFFLED_WINDOWS]):
+            draw = generator(seed, "shuffled-tokens", index)
+            stream_layers(loaded, shuffled_window(loaded, window, draw), _graphs_only(shuffled))
     graphs.write(rows)
+    shuffled.write(rows)
     walks.write(rows)
     _write_head_isometry(rows, sites, seed, null_draws)
     if edges:
         _write_edge_isometry(rows, walks)
 
 
-def _measure_random_init(rows: Rows, config: Any, inputs: list[Tensor], seed: int) -> None:
-    """Graphs and head isometry of an untrained network of the same configuration on the same windows, in float32."""
-    untrained = random_init(config, derive_seed(seed, "random-init"), model_id=rows.model)
-    sites = untrained.sites
-    graphs = GraphMeasurements("random_init", len(sites), untrained.adapter.causal, seed)
-    for window in inputs:
-        stream_layers(
-            untrained,
-            window,
-            lambda capture: graphs.add(capture.layer, walk.effective_graph(capture.attention)),
-        )
-    graphs.write(rows)
-    for layer, site in enumerate(sites):
-        scores = _head_scores(site.weights())
-        rows.add_mean(layer, "isometry_score", "random_init", scores, "heads", convention=_HEAD_SCORE)
+def _graphs_only(graphs: GraphMeasurements) -> Callable[[LayerCapture], None]:
+    return lambda capture: graphs.add(capture.layer, walk.effective_graph(capture.attention))
+
+
+def _measure_random_init(rows: Rows, config: Any, size: int, inputs: list[Tensor], seed: int) -> None:
+    """Graphs and head isometry of untrained networks of the same configuration, one in memory at a time, in float32."""
+    graphs: GraphMeasurements | None = None
+    scores: dict[int, list[float]] = {}
+    for index in range(INITS if size <= LARGE else INITS_OF_LARGE):
+        untrained = random_init(config, derive_seed(seed, "random-init", index), model_id=rows.model)
+        sites = untrained.sites
+        graphs = graphs or GraphMeasurements("random_init", len(sites), untrained.adapter.causal, seed)
+        for window in inputs[:INIT_WINDOWS]:
+            stream_layers(untrained, window, _graphs_only(graphs))
+        graphs.close_network()
+        for layer, site in enumerate(sites):
+            scores.setdefault(layer, []).append(_head_scores(site.weights()).mean().item())
+        del untrained, sites, site
+    if graphs is not None:
+        graphs.write(rows)
+    over = "initialisations, each the mean over heads"
+    for layer, means in scores.items():
+        rows.add_mean(layer, "isometry_score", "random_init", means, over, convention=_HEAD_SCORE)
 
 
 def _head_scores(weights: HeadWeights) -> Tensor:
@@ -135,28 +161,37 @@ def _head_scores(weights: HeadWeights) -> Tensor:
 
 
 def _write_head_isometry(rows: Rows, sites: list[AttentionSite], seed: int, null_draws: int) -> None:
-    """Trained score, shape-matched null and excess of each head, and their means over a layer's heads."""
-    null_of_shape: dict[tuple[int, int], Tensor] = {}
+    """Trained score, both nulls and both excesses of each head, and their means over a layer's heads."""
     for layer, site in enumerate(sites):
         weights = site.weights()
-        shape = (weights.model_dim, weights.head_dim)
-        if shape not in null_of_shape:
-            draw = generator(seed, f"null-heads {shape[0]}x{shape[1]}")
-            null_of_shape[shape] = nulls.gaussian_head_scores(*shape, null_draws, draw)
-        null, scores = null_of_shape[shape], _head_scores(weights)
-        excess = scores - null.mean()
+        scores = _head_scores(weights)
         cells: dict[str, Any] = {"convention": _HEAD_SCORE}
         rows.add_mean(layer, "isometry_score", "trained", scores, "heads", **cells)
-        rows.add_mean(layer, "isometry_score", "null", null, "Gaussian draws of the same shape", **cells)
-        rows.add_mean(layer, "isometry_score", "excess", excess, "heads", **cells)
-        of_null: dict[str, Any] = {
-            "n": null_draws,
-            "spread": null.std().item(),
-            "spread_kind": "standard deviation of a null draw",
-        }
         for head in range(len(scores)):
             rows.add(layer, "isometry_score", "trained", scores[head].item(), head=head, **cells)
-            rows.add(layer, "isometry_score", "excess", excess[head].item(), head=head, **of_null, **cells)
+        shape = (weights.model_dim, weights.head_dim)
+        for suffix, scales, drawn_as in (
+            ("", {}, "Gaussian draws of the same shape"),
+            ("_same_gain", _scales(site), "Gaussian draws of the same shape, norm gain and output scale"),
+        ):
+            # The same Gaussian matrices at every layer and in both nulls: only what is folded in tells them apart.
+            draw = generator(seed, f"null-heads {shape[0]}x{shape[1]}")
+            null = nulls.gaussian_head_scores(*shape, null_draws, draw, **scales)
+            excess = scores - null.mean()
+            rows.add_mean(layer, "isometry_score", f"null{suffix}", null, drawn_as, **cells)
+            rows.add_mean(layer, "isometry_score", f"excess{suffix}", excess, "heads", **cells)
+            of_null: dict[str, Any] = {
+                "n": null_draws,
+                "spread": null.std().item(),
+                "spread_kind": "standard deviation of a null draw",
+            }
+            for head in range(len(scores)):
+                rows.add(layer, "isometry_score", f"excess{suffix}", excess[head].item(), head=head, **of_null, **cells)
+
+
+def _scales(site: AttentionSite) -> dict[str, Any]:
+    """What a layer folds into its weights besides W_V and W_O."""
+    return {"gain": site.gain, "output_scale": site.output_scale}
 
 
 def _write_edge_isometry(rows: Rows, walks: WalkMeasurements) -> None:
@@ -168,11 +203,25 @@ def _write_edge_isometry(rows: Rows, walks: WalkMeasurements) -> None:
         rank = transport.edge_rank(weights)
         scores = transport.isometry_score(transport.edge_singular_values(weights, gates), rank)
         gains = transport.transport_along(weights, gates, states).norm(dim=1) / states.norm(dim=1)
-        draw = generator(walks.seed, "null-edges", layer)
-        null_scores, null_gains = nulls.gaussian_edges(weights, gates, states, rank, draw)
-        convention = f"(sum s)^2 / (r sum s^2) of T_ij, r = min(C, K D) = {rank}; edges sampled along the walk"
-        for control, values in (("trained", scores), ("null", null_scores), ("excess", scores - null_scores)):
-            rows.add_mean(layer, "transport_isometry_score", control, values, "edges", convention=convention)
-        for control, values in (("trained", gains), ("null", null_gains)):
+        null, same_gain = (
+            nulls.gaussian_edges(weights, gates, states, rank, generator(walks.seed, "null-edges", layer), **scales)
+            for scales in ({}, _scales(site))
+        )
+        of_scores = {
+            "trained": scores,
+            "null": null[0],
+            "excess": scores - null[0],
+            "null_same_gain": same_gain[0],
+            "excess_same_gain": scores - same_gain[0],
+        }
+        convention = f"(sum s)^2 / (r sum s^2) of T_ij, r = min(C, K D) = {rank}"
+        sampled = f"{convention}; edges sampled along the walk"
+        for control, values in of_scores.items():
+            rows.add_mean(layer, "transport_isometry_score", control, values, "edges", convention=sampled)
+        uniform = torch.full((1, weights.heads), 1 / weights.heads, dtype=gates.dtype)
+        score = transport.isometry_score(transport.edge_singular_values(weights, uniform), rank).item()
+        every = f"{convention}; every gate 1/H, the same transport for all edges"
+        rows.add(layer, "transport_isometry_score", "uniform_attention", score, convention=every)
+        for control, values in (("trained", gains), ("null", null[1]), ("null_same_gain", same_gain[1])):
             variation = (values.std() / values.mean()).item() if len(values) > 1 else math.nan
             rows.add(layer, "transport_gain_variation", control, variation, n=len(values), convention=gain_variation)

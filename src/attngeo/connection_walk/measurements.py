@@ -11,10 +11,13 @@ from attngeo.connection_walk import identities, nulls, stationarity, walk
 from attngeo.errors import UserError
 from attngeo.language_models.architectures import AttentionSite
 from attngeo.language_models.capture import LayerCapture
+from attngeo.language_models.loading import LoadedModel
 from attngeo.training.seeding import generator
 
 COLUMNS = (
     "model",
+    "family",
+    "revision",
     "precision",
     "layer",
     "head",
@@ -27,9 +30,13 @@ COLUMNS = (
     "spread_kind",
     "convention",
 )
-"""Columns of the frame. Layer -1 is the whole model, head -1 the whole layer; convention defines the number."""
+"""Columns of the frame. Layer -1 is the whole model, head -1 the whole layer; convention defines the number.
+
+family is the architecture ("bert"), revision the hub's commit that the weights are from, empty for a local folder.
+"""
 
 SINK_TOKENS = 4  # tokens left out of a decoder's reversibility: attention sinks sit on the first few
+WITHOUT_FIRST = "reversibility_defect_without_first_token"  # of encoders, which may have a sink there
 SUBSPACE = 8  # leading eigenvectors whose turning from layer to layer is measured
 SHUFFLES = 32  # random orders of depth per window
 IDENTITY_WINDOWS = 2  # windows on which the walk is formed edge by edge: an identity does not need many
@@ -52,8 +59,9 @@ _CONVENTIONS = {
 class Rows:
     """The frame's rows of one model."""
 
-    def __init__(self, model: str, precision: str) -> None:
-        self.model, self.precision = model, precision
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.model = loaded.id
+        self._of_model = (loaded.id, loaded.adapter.name, loaded.revision, loaded.precision)
         self.rows: list[dict[str, Any]] = []
 
     def add(
@@ -71,7 +79,8 @@ class Rows:
         convention: str = "",
     ) -> None:
         cells = (
-            *(self.model, self.precision, layer, head, metric, control),
+            *self._of_model,
+            *(layer, head, metric, control),
             *(value, unit, n, spread, spread_kind, convention),
         )
         self.rows.append(dict(zip(COLUMNS, cells, strict=True)))
@@ -95,12 +104,16 @@ class Rows:
 
 
 class GraphMeasurements:
-    """Statistics of the effective graphs of one network, compared from layer to layer within each window."""
+    """Statistics of the effective graphs of a network, compared from layer to layer within each window.
+
+    The sample behind a mean is the windows; after `close_network`, networks, each with the mean over its windows.
+    """
 
     def __init__(self, control: str, layers: int, causal: bool, seed: int) -> None:
         self.control, self.layers, self.causal, self.seed = control, layers, causal, seed
-        self.windows = 0
+        self.windows = self._windows_each = 0
         self._values: dict[tuple[int, str, str], list[float]] = {}
+        self._of_networks: dict[tuple[int, str, str], list[float]] = {}
         self._units: dict[str, str] = {}
         self._graphs = torch.empty(0)
         self._before = self._leading_before = torch.empty(0)
@@ -113,8 +126,7 @@ class GraphMeasurements:
         leading = eigenvectors[:, -min(SUBSPACE, len(graph)) :]
         self._note(layer, "spectral_gap", stationarity.spectral_gap(eigenvalues))
         self._note(layer, "stochasticity_defect", stationarity.stochasticity_defect(graph))
-        defect = stationarity.reversibility_defect(graph, self.causal, SINK_TOKENS)
-        self._note(layer, "reversibility_defect", defect)
+        self._note_reversibility(layer, graph)
         self._note(layer, "first_token_share", stationarity.first_token_share(graph))
         if layer > 0:
             self._note(layer, "graph_change", stationarity.relative_change(self._before, graph))
@@ -128,16 +140,44 @@ class GraphMeasurements:
             self._close_window()
 
     def write(self, rows: Rows) -> None:
+        left_out = SINK_TOKENS if self.causal else 0
         conventions = _CONVENTIONS | {
-            "reversibility_defect": stationarity.reversibility_convention(self.causal, SINK_TOKENS)
+            "reversibility_defect": stationarity.reversibility_convention(self.causal, left_out),
+            WITHOUT_FIRST: stationarity.reversibility_convention(False, 1),
         }
-        for (layer, metric, control), values in sorted(self._values.items()):
-            over, convention = "windows", conventions[metric]
+        sample = self._of_networks or self._values
+        sampled = (
+            f"initialisations, each the mean over {self._windows_each} windows" if self._of_networks else "windows"
+        )
+        for (layer, metric, control), values in sorted(sample.items()):
+            over, convention = sampled, conventions[metric]
             if control == "depth_shuffled" and layer < 0:
                 over, convention = "windows and shuffles", convention + ", layers in random order"
             elif control == "depth_shuffled":
                 convention = "||P_l - P_m||_F / ||P_m||_F, mean over all other layers m"
+            elif control == "symmetrised":
+                convention = (
+                    f"the walk on (P + P^T)/2 without the first {SINK_TOKENS} tokens, reversible by construction"
+                )
             rows.add_mean(layer, metric, control, values, over, unit=self._units[metric], convention=convention)
+
+    def close_network(self) -> None:
+        """Turn the windows so far into one network's means, and begin with the next network."""
+        for key, values in self._values.items():
+            self._of_networks.setdefault(key, []).append(sum(values) / len(values))
+        self._values.clear()
+        self._windows_each, self.windows = self.windows, 0
+
+    def _note_reversibility(self, layer: int, graph: Tensor) -> None:
+        if not self.causal:
+            self._note(layer, "reversibility_defect", stationarity.reversibility_defect(graph, False))
+            self._note(layer, WITHOUT_FIRST, stationarity.reversibility_defect(graph, False, 1))
+            return
+        self._note(layer, "reversibility_defect", stationarity.reversibility_defect(graph, True, SINK_TOKENS))
+        if self.control == "trained":
+            either_way = stationarity.symmetrised(graph[SINK_TOKENS:, SINK_TOKENS:])
+            defect = stationarity.reversibility_defect(either_way, False)
+            self._note(layer, "reversibility_defect", defect, control="symmetrised")
 
     def _open_window(self, graph: Tensor) -> None:
         size = self.layers * graph.numel() * 4

@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+_DEFECT = "|F - F^T| / (sqrt(2) |F - diag F|), F_ij = pi_i P_ij"
+
 
 def relative_change(before: Tensor, after: Tensor) -> float:
     """||after - before||_F / ||before||_F."""
@@ -68,31 +70,38 @@ def stationary_law(graph: Tensor) -> Tensor:
 
 
 def detailed_balance_defect(graph: Tensor, law: Tensor) -> float:
-    """||F - F^T||_F / (sqrt(2) ||F||_F) with F_ij = pi_i P_ij: 0 reversible, 1 if no edge has a way back."""
-    flow = law[:, None] * _stochastic(graph)
-    return ((flow - flow.T).norm() / (math.sqrt(2) * flow.norm())).item()
+    """||F - F^T||_F / (sqrt(2) ||F - diag F||_F) with F_ij = pi_i P_ij: 0 reversible, 1 if no edge has a way back.
 
-
-def reversibility_defect(graph: Tensor, causal: bool, sink_tokens: int) -> float:
-    """How far P is from reversible, by the convention of `reversibility_convention`.
-
-    A causal P has the point mass on token 0 as its stationary law, for which detailed balance holds emptily. So a
-    decoder's defect is taken against the degree law of its symmetrised graph, on the tokens behind the attention sink.
+    Self-loops are their own way back: they are left out, or a heavy one (an attention sink) would hide every other
+    edge. NaN if nothing flows between different tokens.
     """
-    if not causal:
-        return detailed_balance_defect(graph, stationary_law(graph))
+    flow = law[:, None] * _stochastic(graph)
+    between = flow - flow.diagonal().diag()
+    return ((between - between.T).norm() / (math.sqrt(2) * between.norm())).item()
+
+
+def reversibility_defect(graph: Tensor, causal: bool, sink_tokens: int = 0) -> float:
+    """How far P is from reversible, by `reversibility_convention`; NaN if fewer than two tokens are left.
+
+    A causal P has the point mass on token 0 as its stationary law, under which nothing flows. Against any other law its
+    defect is 1, since a triangular P has no way back; the degree law of the symmetrised graph is the one taken.
+    """
     window = graph[sink_tokens:, sink_tokens:]
     if len(window) < 2:
         return math.nan
+    if not causal:
+        return detailed_balance_defect(window, stationary_law(window))
     degrees = symmetrised(_stochastic(window)).sum(1)
     return detailed_balance_defect(window, degrees / degrees.sum())
 
 
-def reversibility_convention(causal: bool, sink_tokens: int) -> str:
+def reversibility_convention(causal: bool, sink_tokens: int = 0) -> str:
     """The convention in words, to stand beside every number."""
+    tokens = f"without the first {sink_tokens} tokens" if sink_tokens > 1 else "without the first token"
+    tokens = tokens if sink_tokens else "all tokens"
     if not causal:
-        return "detailed balance against the stationary law of P, all tokens"
-    return f"detailed balance against the degree law of (P + P^T)/2, without the first {sink_tokens} tokens"
+        return f"{_DEFECT}, pi the stationary law of P, {tokens}"
+    return f"one-way by construction, 1 for every triangular P; {_DEFECT}, pi the degree law of (P + P^T)/2, {tokens}"
 
 
 def first_token_share(graph: Tensor) -> float:

@@ -40,6 +40,10 @@ class Unreachable(Exception):
     """A source did not answer, or has no such file; another source may still serve."""
 
 
+class Rejected(Unreachable):
+    """A source served something else than what is expected of it; another source may still serve."""
+
+
 def require_space(folder: Path, needed_bytes: int) -> None:
     """UserError before any work when the disk of `folder` cannot hold `needed_bytes` more."""
     with explain_os_errors(folder):
@@ -52,11 +56,13 @@ def require_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def download(url: str, destination: Path, *, sha256: str | None, size_bytes: int | None = None) -> None:
-    """Bring `url` to `destination`, resuming a `.part` left by an earlier try; the hash is checked before the rename.
+def download(
+    url: str, destination: Path, *, sha256: str | None, md5: str | None = None, size_bytes: int | None = None
+) -> None:
+    """Bring `url` to `destination`, resuming a `.part` left by an earlier try; hashes are checked before the rename.
 
-    Raises Unreachable when the source does not answer and UserError when the bytes are not the pinned ones (nothing is
-    left then) or cannot be written.
+    Raises Unreachable when the source does not answer, Rejected when the bytes have not the `md5` that it lists, and
+    UserError when they have not the pinned `sha256` or cannot be written; of rejected bytes nothing is left.
     """
     part = destination.with_name(destination.name + ".part")
     with explain_os_errors(destination):
@@ -72,7 +78,16 @@ def download(url: str, destination: Path, *, sha256: str | None, size_bytes: int
                 f"{destination.name}: SHA-256 is {found}, not the pinned {sha256}; the file was removed",
                 "run the command again; if the hash is wrong again the source has changed: do not use it, report it",
             )
+        if md5 is not None and (found := _md5_file(part)) != md5:
+            part.unlink()
+            raise Rejected(f"{Path(urlsplit(url).path).name}: MD5 is {found}, not the listed {md5}")
         os.replace(part, destination)
+
+
+def _md5_file(path: Path) -> str:
+    """Hexadecimal MD5 of a file: finds damage, not forgery; what is used is pinned by SHA-256 later."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _copy_local(url: str, part: Path) -> None:

@@ -15,6 +15,15 @@ AR_MAGIC = b"!<arch>\n"
 AR_HEADER_BYTES = 60
 
 
+def gunzip(content: bytes, size: int) -> bytes:
+    """Unpack a gzip file of `size` bytes; ValueError when it holds more or less, whatever it would unpack to."""
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+        unpacked = stream.read(size + 1)
+    if len(unpacked) != size:
+        raise ValueError(f"unpacks to {'more' if len(unpacked) > size else 'fewer'} than {size} bytes")
+    return unpacked
+
+
 def parse_idx(content: bytes) -> np.ndarray:
     """An IDX file of unsigned bytes: 0, 0, type 8, number of axes, big-endian lengths, values in row order."""
     if len(content) < 4 or content[:3] != b"\0\0\x08":

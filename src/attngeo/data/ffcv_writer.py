@@ -2,15 +2,18 @@
 
 FFCV's writer waits for ever when one of its workers dies, and a worker dies of any sample that it cannot store. Here
 every sample is checked and converted before FFCV sees it; a worker that dies all the same ends the writing process at
-once, and with it its workers; the file appears under its name only when it is complete.
+once, and with it its workers; the kernel ends the workers when the writing process is killed; the file appears under
+its name only when it is complete.
 
 Run as a program: `python -m attngeo.data.ffcv_writer FOLDER`, which holds the job and the lists of images.
 """
 
+import ctypes
 import importlib.metadata
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +37,8 @@ from attngeo.files import explain_os_errors, read_json, write_json
 SMALLEST_PAGE_BYTES = 1 << 21
 WATCH_S = 0.2
 DEAD_WORKER_STATUS, IMPORT_STATUS = 70, 71
-JOB, FAILURE = "job.json", "failure.txt"
+JOB, FAILURE, MESSAGES = "job.json", "failure.txt", "messages.txt"
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 class FFCVMissing(Exception):
@@ -105,25 +109,33 @@ def write_betons(
 def _run(scratch: str) -> None:
     """Run the writing process to its end; FFCVMissing or UserError unless it succeeds."""
     watched = sys.stderr.isatty()  # then FFCV's progress bar goes to the terminal
-    finished = subprocess.run(
-        [sys.executable, "-m", "attngeo.data.ffcv_writer", scratch],
-        env=os.environ | ({} if watched else {"TQDM_DISABLE": "1"}),
-        stderr=None if watched else subprocess.PIPE,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    messages = Path(scratch) / MESSAGES
+    with messages.open("wb") as stream:  # a pipe would be waited for until every process that inherited it has ended
+        finished = subprocess.run(
+            [sys.executable, "-m", "attngeo.data.ffcv_writer", scratch],
+            env=os.environ | ({} if watched else {"TQDM_DISABLE": "1"}),
+            stderr=None if watched else stream,
+            check=False,
+        )
     if not finished.returncode:
         return
-    failure = Path(scratch) / FAILURE
-    lines = [line.strip() for line in (finished.stderr or "").splitlines() if line.strip()]
-    message = failure.read_text(encoding="utf-8") if failure.exists() else (lines or ["see the messages above"])[-1]
+    message = _reason(finished.returncode, Path(scratch) / FAILURE, messages)
     if finished.returncode == IMPORT_STATUS:
         raise FFCVMissing(message)
     raise UserError(
         f"FFCV could not write the images: {message} (exit status {finished.returncode})",
-        "make space on the disk and in /dev/shm; pack with one worker; or use storage 'folder'",
+        "make space in memory, on the disk and in /dev/shm; pack with one worker; or use storage 'folder'",
     )
+
+
+def _reason(status: int, failure: Path, messages: Path) -> str:
+    """Why the writing process ended: its own words, the signal that killed it, or its last message."""
+    if failure.exists():
+        return failure.read_text(encoding="utf-8")
+    if status == -signal.SIGKILL:
+        return "its writing process was killed, as the system does when memory runs out"
+    lines = [line.strip() for line in messages.read_text("utf-8", "replace").splitlines() if line.strip()]
+    return (lines or ["see the messages above"])[-1]
 
 
 def _read_problems(path: Path) -> Problems:
@@ -148,9 +160,6 @@ class _CheckedImages:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        writer = multiprocessing.parent_process()
-        if writer is not None and not writer.is_alive():  # it was killed: nobody waits for this any more
-            os._exit(DEAD_WORKER_STATUS)
         file = self.files[index]
         notes: list[str] = []
         try:
@@ -179,6 +188,20 @@ class _Worker(multiprocessing.Process):
     def start(self) -> None:
         super().start()
         self.started.append(self)
+
+    def run(self) -> None:
+        """Work, but no longer than the writing process lives: a worker may wait for ever where no code of ours runs."""
+        _end_with_parent()
+        super().run()
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process, a child of multiprocessing, as soon as its parent has ended."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    parent = multiprocessing.parent_process()
+    if parent is None or os.getppid() != parent.pid:  # it ended before the kernel was asked
+        os._exit(DEAD_WORKER_STATUS)
 
 
 def _watch(parent: int, failure: Path) -> None:

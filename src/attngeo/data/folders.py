@@ -20,10 +20,11 @@ SPLITS = ("train", "val")
 
 @dataclass(frozen=True)
 class ImageFile:
-    """One image: path relative to the root of the set, and the index of its class."""
+    """One image: path relative to the root of the set, the index of its class and, once it was read, its SHA-256."""
 
     path: str
     label: int
+    sha256: str | None = None
 
 
 @dataclass

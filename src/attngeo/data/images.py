@@ -26,6 +26,14 @@ class UnreadableImage(Exception):
     """The file is no image that the rule covers; the words say why."""
 
 
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of an image file; UnreadableImage when they cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UnreadableImage(f"{type(error).__name__}: {error}") from error
+
+
 def decode_image(
     source: str | os.PathLike[str] | bytes, max_resolution: int | None = None, notes: list[str] | None = None
 ) -> np.ndarray:

@@ -1,5 +1,6 @@
 """What a packed image set is: manifest.json beside its files, checked against their hashes before anything is read."""
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,10 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from attngeo.errors import UserError
 from attngeo.files import read_json, sha256_file
 
+log = logging.getLogger(__name__)
+
 FORMAT = 1
+ANNOUNCED_BYTES = 4 << 30  # hashing more than this takes long enough to be wondered at
 FILE_NAME = "manifest.json"
 Storage = Literal["arrays", "beton", "folder"]
 Split = Literal["train", "val"]
@@ -57,7 +61,10 @@ class Manifest:
         remedy = f"delete {self.folder} and pack the images again"
         if not path.is_file():
             raise UserError(f"{path} is missing, which {self.folder / FILE_NAME} lists", remedy)
-        if path.stat().st_size != entry["bytes"] or sha256_file(path) != entry["sha256"]:
+        size = path.stat().st_size
+        if size == entry["bytes"] >= ANNOUNCED_BYTES:
+            log.warning("verifying %s (%.1f GB) before it is read", path, size / 1e9)
+        if size != entry["bytes"] or sha256_file(path) != entry["sha256"]:
             raise UserError(f"{path} is not the file that was packed (size or SHA-256 differs)", remedy)
         return path
 

@@ -5,7 +5,7 @@ import importlib.metadata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -14,6 +14,7 @@ import numpy as np
 
 from attngeo.data import embedded, ffcv_available, images, manifest
 from attngeo.data.beton import Beton
+from attngeo.data.download import sha256_of
 from attngeo.data.ffcv_writer import FFCVMissing, Problems, versions, write_betons
 from attngeo.data.folders import SPLITS, ImageFile, ImageFolder, scan, shown
 from attngeo.data.images import UnreadableImage, decode_image
@@ -217,8 +218,10 @@ def _write_accepted(
     pending = list(kept)
     while pending:
         files = {split: kept[split] for split in pending}
+        met: dict[str, Problems] = {}
         if storage == "folder":
-            met = {split: check_images(found.root, files[split], options) for split in pending}
+            for split in pending:
+                kept[split], met[split] = check_images(found.root, files[split], options)
         else:
             met = write_betons(found.root, files, out, **asdict(options))
         for split in pending:
@@ -237,8 +240,8 @@ def _write_accepted(
     return kept, problems
 
 
-def check_images(root: Path, files: Sequence[ImageFile], options: PackOptions) -> Problems:
-    """Decode every image once."""
+def check_images(root: Path, files: Sequence[ImageFile], options: PackOptions) -> tuple[list[ImageFile], Problems]:
+    """Decode every image once: the files with the SHA-256 of what was decoded, and the problems met."""
     check = partial(_check_image, max_resolution=options.max_resolution)
     paths = [str(root / file.path) for file in files]
     if options.workers == 1:
@@ -247,23 +250,35 @@ def check_images(root: Path, files: Sequence[ImageFile], options: PackOptions) -
         return _sort_outcomes(files, pool.map(check, paths, chunksize=32))
 
 
-def _check_image(path: str, max_resolution: int) -> tuple[str | None, str | None]:
+@dataclass(frozen=True)
+class Outcome:
+    """What came of decoding a file: why it is refused, what is odd about it, and the SHA-256 of its bytes."""
+
+    refused: str | None = None
+    note: str | None = None
+    sha256: str | None = None
+
+
+def _check_image(path: str, max_resolution: int) -> Outcome:
     notes: list[str] = []
     try:
-        decode_image(path, max_resolution, notes)
+        content = images.read_bytes(path)
+        decode_image(content, max_resolution, notes)
     except UnreadableImage as error:
-        return str(error), None
-    return None, notes[0] if notes else None
+        return Outcome(refused=str(error))
+    return Outcome(note=notes[0] if notes else None, sha256=sha256_of(content))
 
 
-def _sort_outcomes(files: Sequence[ImageFile], outcomes: Iterable[tuple[str | None, str | None]]) -> Problems:
+def _sort_outcomes(files: Sequence[ImageFile], outcomes: Iterable[Outcome]) -> tuple[list[ImageFile], Problems]:
     problems = Problems({}, {})
-    for file, (reason, note) in zip(files, outcomes, strict=True):
-        if reason is not None:
-            problems.refused[file.path] = reason
-        elif note is not None:
-            problems.noted[file.path] = note
-    return problems
+    hashed = []
+    for file, outcome in zip(files, outcomes, strict=True):
+        hashed.append(replace(file, sha256=outcome.sha256))
+        if outcome.refused is not None:
+            problems.refused[file.path] = outcome.refused
+        elif outcome.note is not None:
+            problems.noted[file.path] = outcome.note
+    return hashed, problems
 
 
 def _statistics(

@@ -18,7 +18,9 @@ from torchvision.transforms.v2 import functional as vision
 from attngeo.data import array_loader
 from attngeo.data.batches import Batches
 from attngeo.data.beton import Beton
-from attngeo.data.images import UnreadableImage, decode_image
+from attngeo.data.download import sha256_of
+from attngeo.data.folders import shown
+from attngeo.data.images import UnreadableImage, decode_image, read_bytes
 from attngeo.data.index import read_index
 from attngeo.data.manifest import Manifest, Split
 from attngeo.data.transforms import Order, central_crops, normalise, random_crops, random_flips, uniform_draws
@@ -34,20 +36,28 @@ class Pixels(Protocol):
 
 
 class FolderPixels:
-    """The original files that an index lists."""
+    """The original files that an index lists, each refused unless it has the SHA-256 it had when it was packed."""
 
     def __init__(self, root: Path, index: Path, max_resolution: int) -> None:
         self.root = root
+        self.index = index
         self.files = read_index(index)
         self.max_resolution = max_resolution
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         file = self.files[index]
+        path = self.root / file.path
         try:
-            return decode_image(self.root / file.path, self.max_resolution), file.label
+            content = read_bytes(path)
+            if sha256_of(content) != file.sha256:
+                raise UserError(
+                    f"{shown(path)} has changed since it was packed: its SHA-256 is not the one in {self.index}",
+                    f"restore the file, or delete {self.index.parent} and pack the images again",
+                )
+            return decode_image(content, self.max_resolution), file.label
         except UnreadableImage as error:
             raise UserError(
-                f"{self.root / file.path} could be read when the set was packed and cannot now ({error})",
+                f"{shown(path)} could be read when the set was packed and cannot now ({error})",
                 "restore the file, or pack the images again",
             ) from error
 
@@ -100,6 +110,28 @@ def _collate(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
     return torch.stack(images), torch.tensor(flips), torch.tensor(labels, dtype=torch.int64)
 
 
+class _Carrying(Dataset[Sample | UserError]):
+    """A set whose UserErrors are returned: DataLoader would turn one raised in a worker into a RuntimeError."""
+
+    def __init__(self, dataset: Dataset[Sample]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, key: tuple[int, int]) -> Sample | UserError:
+        try:
+            return self.dataset[key]
+        except UserError as error:
+            return error
+
+
+def _collate_carried(samples: Sequence[Sample | UserError]) -> tuple[Tensor, Tensor, Tensor] | UserError:
+    whole: list[Sample] = []
+    for sample in samples:
+        if isinstance(sample, UserError):
+            return sample
+        whole.append(sample)
+    return _collate(whole)
+
+
 def _one_thread(worker: int) -> None:
     torch.set_num_threads(1)
 
@@ -139,15 +171,18 @@ class TorchBatches(Batches):
             for batch in keys:
                 yield _collate([self._dataset[key] for key in batch])
             return
-        yield from DataLoader(
-            self._dataset,
+        for batch_or_error in DataLoader(
+            _Carrying(self._dataset),
             batch_sampler=keys,
             num_workers=self.workers,
-            collate_fn=_collate,
+            collate_fn=_collate_carried,
             worker_init_fn=_one_thread,
             # Without one of its own, DataLoader would draw from the global generator that dropout uses.
             generator=torch.Generator(),
-        )
+        ):
+            if isinstance(batch_or_error, UserError):
+                raise batch_or_error
+            yield batch_or_error
 
     def _pixel_rule(self) -> str:
         if self.manifest.storage == "arrays":

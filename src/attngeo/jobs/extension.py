@@ -13,7 +13,7 @@ def build(root: Path) -> dict[str, Any]:
     """Compile cuda_ext if its sources, torch or the compilers changed; return what the build recorded.
 
     Must run before the operators are imported. Without a compiler nothing is built and the record says why. Raises
-    UserError if the sources do not compile.
+    UserError if the compiler fails on the sources; an earlier binary stays, refused as stale if the sources differ.
     """
     folder = root / "cuda_ext"
     command = [sys.executable, str(folder / "setup.py"), "build_ext", "--inplace"]

@@ -16,7 +16,7 @@ from attngeo.errors import UserError
 from attngeo.files import read_json
 from attngeo.language_models.architectures import ARCHITECTURES, Architecture, AttentionSite, architecture_of
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _FETCH_AGAIN = "fetch the model again"
 _SUPPORTED = f"use a model of one of the families {', '.join(sorted(ARCHITECTURES))}"
 
@@ -32,6 +32,8 @@ class LoadedModel:
     quantised: str | None
     """Name of the quantisation that the weights went through ("gguf-q4_1"), None for weights as trained."""
     stored_dtype: str
+    revision: str = ""
+    """Commit of the hub's snapshot that the weights are from, empty for a local folder."""
 
     @property
     def precision(self) -> str:
@@ -49,13 +51,17 @@ class LoadedModel:
 def load(folder: Path | str, dtype: torch.dtype | None = torch.float32, *, model_id: str | None = None) -> LoadedModel:
     """Load a local folder (config.json, weights, tokenizer files if any) or a hub name ("owner/model").
 
-    The model id defaults to the last part of the name; dtype None keeps the precision of the weights file. Raises
-    UserError for a missing model, an unsupported family, and weights that are missing or do not fit.
+    A hub name may be pinned to a commit, tag or branch, "owner/model@revision"; whatever exists on disk is a path, and
+    an @ in it is part of its name. The model id defaults to the last part of the name; dtype None keeps the precision
+    of the weights file. Raises UserError for a missing model, an unsupported family, and weights that are missing or do
+    not fit.
     """
     import transformers
 
-    name = model_id or Path(folder).resolve().name
-    folder = _local_folder(folder)
+    folder, hub = _local_folder(folder), _hub_name(folder)
+    name = model_id or (folder.resolve().name if hub is None else hub["name"].rpartition("/")[2])
+    # A revision that the id carries along says nothing about the precision of the weights.
+    unpinned = name.removesuffix(f"@{hub['revision']}") if hub is not None and hub["revision"] else name
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
@@ -88,8 +94,9 @@ def load(folder: Path | str, dtype: torch.dtype | None = torch.float32, *, model
         tokenizer=_tokenizer(folder),
         adapter=adapter,
         id=name,
-        quantised=_quantisation(folder, name, config),
+        quantised=_quantisation(folder, unpinned, config),
         stored_dtype=stored_dtype,
+        revision="" if hub is None else folder.name,
     )
 
 
@@ -117,12 +124,18 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def _hub_name(folder: Path | str) -> re.Match[str] | None:
+    """The parts `name` and `revision` of a hub name; None for what exists on disk, whatever it is called."""
+    return None if Path(folder).exists() else _HUB_NAME.fullmatch(str(folder))
+
+
 def _local_folder(folder: Path | str) -> Path:
     """The folder itself, or the hub's snapshot of that name: configuration, safetensors and tokenizer, never code."""
-    path, name = Path(folder), str(folder)
+    path = Path(folder)
     if (path / "config.json").is_file():
         return path
-    if path.exists() or not _HUB_NAME.fullmatch(name):
+    hub = _hub_name(folder)
+    if hub is None:
         raise UserError(
             f"no model in {path}: it holds no config.json", "name a Hugging Face model folder, or run `attngeo fetch`"
         )
@@ -130,12 +143,16 @@ def _local_folder(folder: Path | str) -> Path:
 
     try:
         return Path(
-            huggingface_hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"])
+            huggingface_hub.snapshot_download(
+                hub["name"],
+                revision=hub["revision"],
+                allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"],
+            )
         )
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{name} is no local model folder and the hub did not give it: {_first_line(error)}",
-            "check the name and the network, or name a local folder",
+            f"{folder} is no local model folder and the hub did not give it: {_first_line(error)}",
+            "check the name, the revision and the network, or name a local folder",
         ) from error
 
 

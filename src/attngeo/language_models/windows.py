@@ -86,6 +86,28 @@ def image_windows(loaded: LoadedModel, images: Tensor, windows: int) -> list[Ten
     return [images[pick] for pick in _spread(len(images), windows)]
 
 
+def shuffled_window(loaded: LoadedModel, window: Tensor, generator: torch.Generator) -> Tensor:
+    """The window with its tokens in random order, special tokens in their places; of an image, its whole patches."""
+    if loaded.adapter.reads == "images":
+        return _shuffled_patches(window, loaded.model.config.patch_size, generator)
+    special = [] if loaded.tokenizer is None else loaded.tokenizer.all_special_ids
+    places = torch.nonzero(~torch.isin(window, torch.tensor(special, dtype=window.dtype))).squeeze(1)
+    shuffled = window.clone()
+    shuffled[places] = window[places[torch.randperm(len(places), generator=generator)]]
+    return shuffled
+
+
+def _shuffled_patches(image: Tensor, side: int, generator: torch.Generator) -> Tensor:
+    """[3, H, W] with its whole patches in random order; what lies beyond the last of them stays."""
+    rows, columns = image.shape[1] // side, image.shape[2] // side
+    shuffled = image.clone()
+    covered = shuffled[:, : rows * side, : columns * side]
+    patches = covered.unflatten(1, (rows, side)).unflatten(3, (columns, side)).movedim((1, 3), (0, 1)).flatten(0, 1)
+    drawn = patches[torch.randperm(len(patches), generator=generator)].unflatten(0, (rows, columns))
+    covered.copy_(drawn.movedim((0, 1), (1, 3)).flatten(3, 4).flatten(1, 2))
+    return shuffled
+
+
 def _spread(available: int, wanted: int) -> list[int]:
     """`wanted` indices spread evenly over `available`, all of them if there are fewer."""
     if wanted >= available:

@@ -15,7 +15,9 @@ class GaussianAttention(LandmarkAttention):
     """Landmark attention with exp(-||x - y||^2 / 2), no normalisation and no local convolution, as SOFT.
 
     SOFT makes its landmarks by a strided convolution per head; here they are pooled, as for the Laplacian kind, so
-    that the two differ in the kernel alone where their options agree (ours).
+    that the two differ in the kernel alone where their options agree (ours). The solver starts at the identity, also
+    ours: the landmark matrix of this kernel is nearly constant at first, and from the paper's start 20 iterations leave
+    a residual near 1, from the identity 1e-4.
     """
 
     kind: ClassVar[str] = "gaussian"
@@ -33,7 +35,7 @@ class GaussianAttention(LandmarkAttention):
         solver: Solver = "newton_schulz",
         iterations: int = 20,
         solver_eps: float = 0.01,
-        start: Start = "paper",
+        start: Start = "identity",
         backward: Backward = "implicit",
         backend: str = "auto",
     ) -> None:

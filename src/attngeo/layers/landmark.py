@@ -26,7 +26,8 @@ class LandmarkAttention(Attention):
     `shared_query_key` (ours, after SOFT) keys are the queries; otherwise a second projection makes them, and the
     landmarks are averaged from the mean of queries and keys, so that W stays symmetric with unit diagonal.
     The injective forms multiply their whitened part by a learned scale per head that starts at 1/N.
-    Kernel, solver and statistics run in float32 under autocast.
+    Kernel, solver and statistics run in float32 under autocast. `backend` chooses the kernel's implementation; the
+    solver has one alone.
     """
 
     def __init__(
@@ -132,10 +133,9 @@ class LandmarkAttention(Attention):
                     self.solver_eps,
                     start=self.start,
                     backward=self.backward_mode,
-                    backend=self.backend,
                 )
             else:
-                inverse = spd_inverse(landmark_kernel, self.solver_eps, backend=self.backend)
+                inverse = spd_inverse(landmark_kernel, self.solver_eps)
                 with torch.no_grad():
                     identity = torch.eye(landmark_kernel.shape[-1], device=inverse.device, dtype=inverse.dtype)
                     shifted = landmark_kernel + self.solver_eps * identity

@@ -75,6 +75,11 @@ class Pyramid(nn.Module):
     `attention` is a registered kind or "path/to/file.py:Class"; `attention_options` go to its constructor.
     `feed_forward` is "mlp" or "fiber" (preconditioned by a per-token metric of rank `fiber_rank`). `img_size` (px)
     is only noted: any height and width from 1 px on are accepted. UserError for an unknown kind or option.
+
+    On the sizes that share one projection between queries and keys, a kind that does so gets C / 2 more hidden units in
+    each MLP, about the C^2 weights that it saves (ours), so that softmax, Gaussian and Laplacian models of one size
+    have the same number of parameters within 5 %. The Riemannian kind and the fiber feed-forward (fiberformer) are not
+    matched: their token metrics come on top.
     """
 
     def __init__(
@@ -105,12 +110,14 @@ class Pyramid(nn.Module):
         landmarks = (landmarks, landmarks) if isinstance(landmarks, int) else (int(landmarks[0]), int(landmarks[1]))
         if "shared_query_key" in accepted_options(attention):
             options.setdefault("shared_query_key", size.shared_query_key)
+        # One projection for queries and keys saves C^2 weights a block, as many as C / 2 hidden units of the MLP have.
+        compensated = size.shared_query_key and options.get("shared_query_key", False)
 
         drop_path_rates = calculate_drop_path_rates(drop_path_rate, list(size.depths), stagewise=True)
         stages = []
         channels, reduction = in_chans, 1
         for index, dim in enumerate(size.dims):
-            hidden = dim * size.mlp_ratios[index]
+            hidden = dim * size.mlp_ratios[index] + (dim // 2 if compensated else 0)
             blocks = [
                 Block(
                     dim,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class PyramidSize:
     """Shape of a pyramid; each tuple has one entry a stage.
 
-    `shared_query_key` is the default of the landmark kinds: one projection for queries and keys (ours, after SOFT).
+    `shared_query_key` is the default of the landmark kinds: one projection for queries and keys (ours, after SOFT),
+    whose saving goes to the MLP, so that the kinds match in parameters.
     The published sizes keep two projections, because the paper's parameter totals count four square matrices a block.
     """
 

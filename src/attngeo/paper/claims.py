@@ -9,20 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 
 from attngeo.files import write_aside
 from attngeo.paper import records
-from attngeo.paper.decisions import DECISIONS, Lacking, Number, Outcome
-from attngeo.paper.results import read_finals, rows_of
+from attngeo.paper.decisions import DECISIONS, Finding, Lacking, Number, Outcome, optional_rows
+from attngeo.paper.results import read_finals, rows_of, size_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["DECISIONS", "Claim", "Verdict", "VerdictName", "claims", "evaluate", "page", "write_page"]
 
-POWERED_PRESETS = frozenset({"study"})
-UNDERPOWERED_PRESETS = frozenset({"smoke"})
+POWERED_PRESETS = ("study", "imagenet")
+UNDERPOWERED_PRESETS = ("smoke",)
+WHO_CONFIRMS = (
+    f"Only presets {' and '.join(POWERED_PRESETS)} can confirm, refute or find a claim partly true, and only with the "
+    "seeds, windows, draws and images that its rule needs; an exact identity is judged in any preset."
+)
 
 
 class VerdictName(StrEnum):
@@ -35,6 +39,41 @@ class VerdictName(StrEnum):
     UNTESTED = "untested"
 
 
+class Minimum(BaseModel):
+    """How much a verdict has to rest on: `at_least` so many of `what`, counted in the claim's own records.
+
+    Counted is the smallest n of the records of `metric` with these `labels`; with `distinct`, the number of different
+    values of that label among them; with `setting` instead, the smallest such setting of the analyses.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    what: str
+    at_least: int
+    metric: str = ""
+    labels: dict[str, str] = {}
+    distinct: str = ""
+    setting: str = ""
+
+    @model_validator(mode="after")
+    def _counts_one_thing(self) -> "Minimum":
+        if bool(self.metric) == bool(self.setting):
+            raise ValueError("give either metric or setting")
+        return self
+
+    def shortfall(self, evidence: "pd.DataFrame") -> str:
+        """What the evidence lacks of this, in words; empty if nothing."""
+        if self.setting:
+            found = min((settings.get(self.setting, 0) for settings in evidence.attrs["settings"]), default=0)
+        else:
+            counted = optional_rows(evidence, self.metric, **self.labels)
+            if self.distinct:
+                found = int(counted[self.distinct].nunique()) if self.distinct in counted else 0
+            else:
+                found = int(counted["n"].min()) if len(counted) else 0
+        return f"{found} {self.what} of at least {self.at_least}" if found < self.at_least else ""
+
+
 class Claim(BaseModel):
     """A line of claims.yaml; `evidence` are patterns relative to results/<preset>."""
 
@@ -45,10 +84,18 @@ class Claim(BaseModel):
     statement: str
     test: str
     rule: str
+    refuted: str
     decide: str
     evidence: tuple[str, ...]
     deviations: tuple[str, ...]
+    minimums: tuple[Minimum, ...] = ()
     exact: bool = False
+
+    @model_validator(mode="after")
+    def _needs_numbers_or_is_exact(self) -> "Claim":
+        if self.exact and self.minimums:
+            raise ValueError(f"{self.id} is an identity: no number of seeds makes it truer")
+        return self
 
 
 @dataclass(frozen=True)
@@ -97,23 +144,31 @@ def judge(claim: Claim, preset_name: str, results_dir: Path, paths: Sequence[Pat
     if not paths:
         reason = f"not run in preset {preset_name}: needs {' or '.join(claim.evidence)}"
         return Verdict(claim, VerdictName.UNTESTED, reason, preset_name)
+    frame = read_evidence(paths)
     try:
-        finding = DECISIONS[claim.decide](read_evidence(paths))
+        finding = DECISIONS[claim.decide](frame)
     except Lacking as lacking:
         return Verdict(claim, VerdictName.UNTESTED, lacking.reason, preset_name, lacking.numbers, evidence)
-    verdict, reason = _capped(claim, finding.outcome, preset_name, finding.reason)
+    shortfalls = [text for minimum in claim.minimums if (text := minimum.shortfall(frame))]
+    verdict, reason = _capped(claim, finding, preset_name, shortfalls)
     return Verdict(claim, verdict, reason, preset_name, finding.numbers, evidence)
 
 
 def read_evidence(paths: Sequence[Path]) -> "pd.DataFrame":
-    """Record files and final.json files as one frame of records; a run gives metrics `top1` and `parameters`."""
+    """Record files and final.json files as one frame of records; a run gives metrics `top1` and `parameters`.
+
+    The settings of every analysis are in `attrs["settings"]`.
+    """
     import pandas as pd
 
     finals = [path for path in paths if path.name == "final.json"]
     frames = [records.read(path) for path in paths if path.name != "final.json"]
+    settings = [frame.attrs["provenance"].get("settings", {}) for frame in frames]
     if finals:
         frames.append(_run_records(read_finals(finals)))
-    return pd.concat(frames, ignore_index=True)
+    evidence = pd.concat(frames, ignore_index=True)
+    evidence.attrs = {"settings": settings}
+    return evidence
 
 
 def page(verdicts: Sequence[Verdict]) -> str:
@@ -128,7 +183,12 @@ def page(verdicts: Sequence[Verdict]) -> str:
     papers = list(dict.fromkeys(verdict.claim.paper for verdict in verdicts))
     presets = sorted({verdict.preset for verdict in verdicts})
     return template.render(
-        verdicts=verdicts, counts=counts, papers=papers, preset=", ".join(presets), number_text=number_text
+        verdicts=verdicts,
+        counts=counts,
+        papers=papers,
+        preset=", ".join(presets),
+        who_confirms=WHO_CONFIRMS,
+        number_text=number_text,
     )
 
 
@@ -146,16 +206,37 @@ def number_text(value: Number) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _capped(claim: Claim, outcome: Outcome, preset_name: str, reason: str) -> tuple[VerdictName, str]:
+def _capped(claim: Claim, finding: Finding, preset_name: str, shortfalls: Sequence[str]) -> tuple[VerdictName, str]:
+    """The verdict that a finding allows: without power it indicates at most, and never speaks against a claim."""
+    reason = finding.reason
     if preset_name in UNDERPOWERED_PRESETS and not claim.exact:
         return VerdictName.UNTESTED, f"preset {preset_name} is too small for a verdict; it only showed: {reason}"
-    if outcome is Outcome.MIXED:
-        return VerdictName.PARTLY, reason
-    if outcome is Outcome.REVERSE:
-        return VerdictName.REFUTED, reason
-    if claim.exact or preset_name in POWERED_PRESETS:
-        return VerdictName.CONFIRMED, reason
-    return VerdictName.INDICATED, f"{reason}; preset {preset_name} indicates, only preset study confirms"
+    if claim.exact or (preset_name in POWERED_PRESETS and not shortfalls):
+        match finding.outcome:
+            case Outcome.MET:
+                return VerdictName.CONFIRMED, reason
+            case Outcome.MIXED:
+                return VerdictName.PARTLY, reason
+            case Outcome.REVERSE:
+                return VerdictName.REFUTED, reason
+            case Outcome.NOT_MET:
+                return VerdictName.UNTESTED, f"inconclusive, the rule is neither met nor met in reverse: {reason}"
+    reason += f"; {', '.join(shortfalls)}" if shortfalls and preset_name in POWERED_PRESETS else ""
+    match finding.outcome:
+        case Outcome.MET:
+            return VerdictName.INDICATED, f"{reason}; {_who_confirms(preset_name)}"
+        case Outcome.MIXED:
+            return VerdictName.UNTESTED, f"underpowered and mixed: {reason}"
+        case Outcome.REVERSE:
+            return VerdictName.UNTESTED, f"underpowered, but the numbers point the other way: {reason}"
+        case Outcome.NOT_MET:
+            return VerdictName.UNTESTED, f"underpowered, and the rule is not met: {reason}"
+
+
+def _who_confirms(preset_name: str) -> str:
+    if preset_name in POWERED_PRESETS:
+        return "that is too little to confirm"
+    return f"preset {preset_name} indicates, only {' and '.join(POWERED_PRESETS)} confirm"
 
 
 def _run_records(finals: "pd.DataFrame") -> "pd.DataFrame":
@@ -163,10 +244,8 @@ def _run_records(finals: "pd.DataFrame") -> "pd.DataFrame":
 
     rows = []
     for final in rows_of(finals):
-        labels = {name: final[name] for name in ("run_id", "model", "attention", "dataset", "seed")}
-        labels["size"] = str(final["model"]).rsplit("_", 1)[-1]
-        labels["recipe"] = final.get("recipe", "")
-        labels["in_tab1"] = "tab1" in final["feeds"]
+        labels = {name: final[name] for name in ("run_id", "model", "attention", "dataset", "recipe", "seed")}
+        labels["size"] = size_of(str(final["model"]))
         for metric, key, n in (("top1", "accuracy", final["n_eval"]), ("parameters", "parameters", 1)):
             rows.append({"metric": metric, "value": float(final[key]), "n": n, "origin": "ours", **labels})
     return pd.DataFrame(rows)

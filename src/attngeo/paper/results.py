@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
 
 _FOLDERS_OF_A_PRESET = ("runs", "analyses")
 _FINAL_REQUIRED = (
-    *("run_id", "model", "attention", "dataset", "seed", "accuracy", "n_eval", "feeds"),
+    *("run_id", "model", "attention", "dataset", "recipe", "seed", "accuracy", "n_eval"),
     *("parameters", "gmac", "gmac_with_apart", "gmac_uncounted"),
 )
+# Runs that differ in one of these are different experiments; runs that share them differ by seed and are averaged.
+GROUP = ("dataset", "recipe", "attention", "model")
 _EPOCH_REQUIRED = ("epoch", "images_seen", "train_loss", "val_top1")
 
 
@@ -41,8 +44,19 @@ def preset_name(paths: Iterable[Path]) -> str:
     return results_folder(paths).resolve().name
 
 
+def require_inputs(inputs: Sequence[Path], target: str, what: str) -> None:
+    """UserError where nothing feeds a figure or a table; `what` is a "run", a "model" or a "file"."""
+    if inputs:
+        return
+    if what == "run":
+        remedy = f"add {target} to the feeds of runs in the preset's runs.tsv, or take it out of the preset's list"
+    else:
+        remedy = f"add to the preset's config.yaml what {target} shows, or take {target} out of the preset's list"
+    raise UserError(f"no {what} of the preset feeds {target}", remedy)
+
+
 def read_finals(paths: Iterable[Path]) -> "pd.DataFrame":
-    """The final.json of every run among `paths`, a row a run, sorted by data set, attention, seed and run.
+    """The final.json of every run among `paths`, a row a run, sorted by data set, recipe, attention, seed and run.
 
     Entries that are themselves tables (loader, ran) stay in the frame as dictionaries. A model with layers that could
     not be counted has no cost: gmac and gmac_with_apart are NaN.
@@ -57,7 +71,38 @@ def read_finals(paths: Iterable[Path]) -> "pd.DataFrame":
             final |= {"gmac": math.nan, "gmac_with_apart": math.nan}
         rows.append(final)
     frame = pd.DataFrame(rows, columns=None if rows else list(_FINAL_REQUIRED))
-    return frame.sort_values(["dataset", "attention", "seed", "run_id"], kind="stable", ignore_index=True)
+    return frame.sort_values(["dataset", "recipe", "attention", "seed", "run_id"], kind="stable", ignore_index=True)
+
+
+def read_seeds(paths: Iterable[Path], target: str) -> "pd.DataFrame":
+    """`read_finals` of the runs that a target averages over seeds.
+
+    UserError where there are none, or where two runs of one `GROUP` share a seed: they must differ in something that
+    the run sheet does not name, and their mean would be of two experiments.
+    """
+    paths = list(paths)
+    require_inputs(paths, target, "run")
+    finals = read_finals(paths)
+    twins = finals[finals.duplicated([*GROUP, "seed"], keep=False)]
+    if len(twins):
+        first = twins[(twins[[*GROUP, "seed"]] == twins.iloc[0][[*GROUP, "seed"]]).all(axis=1)]
+        raise UserError(
+            f"{target}: runs {listed(first['run_id'])} share data set, recipe, model, attention and seed",
+            f"let only one of them feed {target}",
+        )
+    return finals
+
+
+def panel_names(finals: "pd.DataFrame") -> dict[tuple[str, str], str]:
+    """(data set, recipe) of every panel with its title: the data set, and the recipe where the set has several."""
+    pairs = sorted({(str(row["dataset"]), str(row["recipe"])) for row in rows_of(finals)})
+    counts = Counter(dataset for dataset, _ in pairs)
+    return {pair: pair[0] if counts[pair[0]] == 1 else f"{pair[0]}, {pair[1]}" for pair in pairs}
+
+
+def size_of(model: str) -> str:
+    """The size in a model's name: "tiny" of "laplacianformer_tiny"."""
+    return model.rsplit("_", 1)[-1]
 
 
 def read_epochs(paths: Iterable[Path]) -> "pd.DataFrame":

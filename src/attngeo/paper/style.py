@@ -1,5 +1,7 @@
 """One look for every figure: sizes of a conference page, series told apart by colour, marker, line and lightness."""
 
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RASTERISE_ABOVE = 2000
+LETTERS_ACROSS = 78  # of panel titles, over the width of the figure
 _HASH_SALT = "attngeo"
 
 
@@ -151,9 +154,30 @@ def legend_below(figure: "Figure", axes: "Iterable[Axes]", *, columns: int = 4) 
         )
 
 
-def panel_title(axis: "Axes", index: int, text: str) -> None:
-    """Left-aligned title "(a) text"."""
-    axis.set_title(f"({chr(ord('a') + index)}) {text}", loc="left")
+def panel_title(axis: "Axes", index: int, text: str, columns: int = 1) -> None:
+    """Left-aligned title "(a) text", wrapped to what fits over one of so many columns."""
+    axis.set_title(f"({chr(ord('a') + index)}) {wrapped(text, max(8, LETTERS_ACROSS // columns - 4))}", loc="left")
+
+
+def name_point(axis: "Axes", x: float, y: float, text: str, color: str) -> None:
+    """A small name to the upper right of a point; none for a point that cannot be drawn."""
+    if math.isfinite(x) and math.isfinite(y):
+        axis.annotate(text, (x, y), xytext=(2, 2), textcoords="offset points", fontsize="x-small", color=color)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Text in lines of at most `width` letters: broken before "@", else after " " or "-", in a word only if need be."""
+    if len(text) <= width:
+        return text
+    if "@" in text[1:]:
+        name, precision = text.rsplit("@", 1)
+        return f"{wrapped(name, width)}\n{wrapped(f'@{precision}', width)}"
+    lines = [""]
+    for piece in re.findall(rf"[^- ]{{1,{width - 1}}}[- ]?|[- ]", text):
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
 
 
 def scatter_points(axis: "Axes", x: Any, y: Any, **style: Any) -> None:

@@ -172,7 +172,7 @@ FIGURES: dict[str, Target] = {
         _figure(
             16,
             "fig16_variational",
-            "Attention flow as the solution of a variational problem",
+            "The attention flow against its variational problem",
             ("P1.a", "P1.b", "P1.c"),
             _variational_inputs,
         ),
@@ -188,7 +188,7 @@ TABLES: dict[str, Target] = {
             "Classification: paper, public baselines, ours",
             ("P2.f",),
             _tab1_inputs,
-            ("published/imagenet.csv",),
+            ("published/imagenet.csv", "published/replication.csv"),
         ),
         _table(9, "tab09_ledger", "The ledger of claims", (), ledger_files, ("claims.yaml",)),
     )

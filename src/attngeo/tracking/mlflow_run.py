@@ -26,10 +26,12 @@ class MlflowObserver:
     """Observer of a training run that records it in MLflow and never raises.
 
     The run's id is kept in `scratch`, so a resumed run goes on in the same MLflow run. What could not be written is
-    tried again with the next epoch. The first trouble is told by a warning.
+    tried again with the next epoch, and the run is ended with its status whatever its record lacks. The first trouble
+    is told by a warning. ValueError, at once, for an unknown experiment.
     """
 
     def __init__(self, root: Path, experiment: str, run_name: str, tags: Mapping[str, str], scratch: Path) -> None:
+        _require_known(experiment)
         self.root, self.experiment, self.run_name = root, experiment, run_name
         self.tags, self.scratch = dict(tags), scratch
         self.run_id: str | None = None
@@ -47,6 +49,7 @@ class MlflowObserver:
             if run is None:
                 experiment = experiment_id(self._client, self.experiment)
                 run = self._client.create_run(experiment, run_name=self.run_name, tags=this_process())
+                self.run_id = run.info.run_id
                 with write_aside(self.scratch / "mlflow_run_id") as stream:
                     stream.write(run.info.run_id)
             else:
@@ -68,10 +71,12 @@ class MlflowObserver:
         """Record the final values and close the run."""
         if self.run_id is None:
             return
+        results = {key: value for key, value in final.items() if key not in self._params}
         with self._quiet:
-            results = {key: value for key, value in final.items() if key not in self._params}
             self._log_metrics(results, step=int(final["epochs"]))
+        with self._quiet:
             self._client.log_dict(self.run_id, encode_non_finite(final), "final.json")
+        with self._quiet:
             self._client.set_terminated(self.run_id, "FINISHED")
 
     def on_stop(self, status: Literal["KILLED", "FAILED"], reason: str) -> None:
@@ -80,6 +85,7 @@ class MlflowObserver:
             return
         with self._quiet:
             _log_tags(self._client, self.run_id, {"stop_reason": reason})
+        with self._quiet:
             self._client.set_terminated(self.run_id, status)
 
     def _remembered_run(self) -> Any:
@@ -111,18 +117,27 @@ def log_job(
     artifacts: Sequence[Path],
     tags: Mapping[str, str],
 ) -> str | None:
-    """Record a finished analysis or drawing as one run; its id, or None (and a warning) if MLflow could not be had."""
-    with _Quiet():
+    """Record a finished analysis or drawing as one run; its id, or None (and a warning) if MLflow could not be had.
+
+    What cannot be recorded is left out with a warning: the job has finished all the same. ValueError for an unknown
+    experiment.
+    """
+    _require_known(experiment)
+    quiet = _Quiet()
+    with quiet:
         init(root)
         store = client(root)
         run = store.create_run(experiment_id(store, experiment), run_name=run_name, tags=this_process())
         run_id = str(run.info.run_id)
-        values, non_finite = _metrics(metrics, step=0)
-        store.log_batch(run_id, metrics=values)
-        changed = _log_params(store, run_id, params, {})
-        _log_tags(store, run_id, {**tags, **non_finite, **changed})
+        with quiet:
+            values, non_finite = _metrics(metrics, step=0)
+            _log_tags(store, run_id, {**tags, **non_finite})
+            store.log_batch(run_id, metrics=values)
+        with quiet:
+            _log_tags(store, run_id, _log_params(store, run_id, params, {}))
         for path in artifacts:
-            store.log_artifact(run_id, str(path))
+            with quiet:
+                store.log_artifact(run_id, str(path))
         store.set_terminated(run_id, "FINISHED")
         return run_id
     return None
@@ -137,14 +152,24 @@ def reap(root: Path) -> int:
     if path is None or not path.exists():
         return 0
     gone = [run_id for run_id, tags in _running(path).items() if is_gone(tags)]
+    killed = 0
+    quiet = _Quiet()
     if gone:
-        with _Quiet():
+        with quiet:
             store = client(root)
             for run_id in gone:
-                _log_tags(store, run_id, {"stop_reason": "its process is gone"})
-                store.set_terminated(run_id, "KILLED")
-            return len(gone)
-    return 0
+                with quiet:
+                    _log_tags(store, run_id, {"stop_reason": "its process is gone"})
+                with quiet:
+                    store.set_terminated(run_id, "KILLED")
+                    killed += 1
+    return killed
+
+
+def _require_known(experiment: str) -> None:
+    """ValueError for an experiment that `init` does not make; inside the recording it would only be a warning."""
+    if experiment not in EXPERIMENTS:
+        raise ValueError(f"experiment {experiment!r} is none of {', '.join(EXPERIMENTS)}")
 
 
 def _running(path: Path) -> dict[str, dict[str, str]]:

@@ -40,7 +40,8 @@ def train(
     On a CPU the result is the same, bit for bit, however often the run was interrupted; wall times are excepted.
 
     Raises UserError for a non-finite loss or gradient (unless the recipe skips them), for a full disk, and for a
-    checkpoint of another thread count, seed, recipe or digest; Interrupted (status 128 + signal) after a signal.
+    checkpoint of another thread count, seed, recipe, digest, data set, loader or torch; Interrupted (status 128 +
+    signal) after a signal.
     """
     with checkpoint.claim(scratch), reproducible(threads, device), Interruption() as stop:
         try:

@@ -29,6 +29,9 @@ from attngeo.training.recipe import Recipe
 from attngeo.training.seeding import derive_seed, seed_everything
 from attngeo.training.validation import Score, validate, worse
 
+# What `Batches.describe()` says of the pixels that a run sees: its parts must not see different ones.
+_DATA_IDENTITY = ("loader", "manifest_sha256", "storage", "num_images", "pixels", "versions")
+
 
 @dataclass
 class Progress:
@@ -98,8 +101,9 @@ class Run:
         if state is None:
             return False
         for key, ours in self._identity().items():
-            if state["identity"][key] != ours:
-                what = f"the checkpoint in {self.scratch} was made with {key} = {state['identity'][key]}, not {ours}"
+            theirs = state["identity"].get(key)
+            if theirs != ours:
+                what = f"the checkpoint in {self.scratch} was made with {key} = {theirs}, not {ours}"
                 raise UserError(what, f"run with the former {key}, or delete that folder to start afresh")
         self.model.load_state_dict(state["model"])
         self.average.module.load_state_dict(state["average"])
@@ -262,8 +266,11 @@ class Run:
     def _identity(self) -> dict[str, Any]:
         """What must not change between the parts of a run."""
         kept = {"threads": self.threads, "seed": self.seed, "device": self.device, "digest": self.info.get("digest")}
-        kept["loader"] = self.train_batches.describe().get("loader")
-        return {**kept, "steps_per_epoch": self.steps_per_epoch, **asdict(self.recipe)}
+        kept |= {"torch": str(torch.__version__), "steps_per_epoch": self.steps_per_epoch}
+        for split, batches in (("train", self.train_batches), ("val", self.val_batches)):
+            described = batches.describe()
+            kept |= {f"{split} {fact}": described.get(fact) for fact in _DATA_IDENTITY}
+        return {**kept, **asdict(self.recipe)}
 
     def _note_what_ran(self) -> None:
         """Add what ran in this process to what ran before an interruption: a change of it must show."""

@@ -108,6 +108,20 @@ def energy_imbalance(path: Tensor, step: float, beta: float, velocities: Tensor 
     return value - energy(path[-1], beta) + energy(path[0], beta)
 
 
+def running_imbalance(path: Tensor, step: float, beta: float, velocities: Tensor | None = None) -> Tensor:
+    """`energy_imbalance` of the path up to every second node, and up to the last: [T, N, D] -> [(T - 1) // 2 + 1].
+
+    At one time alone the signed imbalance may pass through zero and feign another order; its maximum over time cannot.
+    """
+    velocities = path_velocity(path, step) if velocities is None else velocities
+    density = energy_dissipation(beta)(path, velocities)
+    pairs = (path.shape[0] - 1) // 2
+    left, middle, right = density[: 2 * pairs : 2], density[1 : 2 * pairs : 2], density[2 : 2 * pairs + 1 : 2]
+    running = ((left + 4 * middle + right) * (step / 3)).cumsum(dim=0)
+    gained = energy(path[2 : 2 * pairs + 1 : 2], beta) - energy(path[0], beta)
+    return torch.cat([running - gained, energy_imbalance(path, step, beta, velocities)[None]])
+
+
 def varied_path(path: Tensor, variation: Tensor, epsilon: float | Tensor) -> Tensor:
     """Path moved along geodesics by epsilon times a tangent variation [T, N, D]."""
     return exponential(path, epsilon * variation)

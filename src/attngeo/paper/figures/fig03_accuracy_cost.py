@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 
 from attngeo.paper.render import Drawn
 from attngeo.paper.results import (
+    GROUP,
     listed,
     made_from,
     non_finite_sentence,
+    panel_names,
     preset_name,
-    read_finals,
     read_published,
+    read_seeds,
     rows_of,
+    size_of,
     span,
     summarise,
 )
-from attngeo.paper.style import ATTENTION, Series, legend_below, new_figure, panel_title, series_for, styled
+from attngeo.paper.style import ATTENTION, Series, legend_below, name_point, new_figure, panel_title, series_for, styled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,9 +33,8 @@ FAMILIES = {
     "BiFormer": Series("BiFormer", "#8C4A7D", "P", "none"),
     "MLLA": Series("MLLA", "#000000", "X", "none"),
 }
-BY = ("dataset", "attention", "model")
 COLUMNS = (
-    *("panel", "model", "attention", "dataset", "top1_pct", "std", "n"),
+    *("panel", "model", "attention", "dataset", "recipe", "top1_pct", "std", "n"),
     *("parameters_m", "gmac", "gmac_with_apart", "kind", "source"),
 )
 
@@ -42,29 +44,29 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     """Draw runs' final.json beside the published points; error bars are +-1 sample std over seeds."""
     import pandas as pd
 
-    finals = read_finals(inputs)
+    finals = read_seeds(inputs, "fig3")
     published = read_published("imagenet.csv")
     published = published[published["kind"] == "paper"].assign(
-        panel="published", dataset="ImageNet-1K", n=math.nan, std=math.nan, gmac_with_apart=math.nan
+        panel="published", dataset="ImageNet-1K", recipe="", n=math.nan, std=math.nan, gmac_with_apart=math.nan
     )
     costed = published.dropna(subset=["gmac"])
     ours = _our_points(finals)
     data = pd.concat([published, ours], ignore_index=True)[list(COLUMNS)]
 
-    datasets = sorted(finals["dataset"].unique())
-    figure, axes = new_figure(1, 1 + max(1, len(datasets)), height_to_width=0.85 if len(datasets) < 2 else 1.05)
+    panels = panel_names(finals)
+    figure, axes = new_figure(1, 1 + len(panels), height_to_width=0.85 if len(panels) < 2 else 1.05)
     _draw_published(axes[0][0], costed)
-    panel_title(axes[0][0], 0, "ImageNet-1K, published")
+    panel_title(axes[0][0], 0, "ImageNet-1K, published", 1 + len(panels))
     axes[0][0].set_ylabel("top-1 accuracy (%)")
-    for index, dataset in enumerate(datasets, start=1):
-        _draw_ours(axes[0][index], ours[ours["dataset"] == dataset])
-        panel_title(axes[0][index], index, f"{dataset}, ours")
+    for index, ((dataset, recipe), title) in enumerate(panels.items(), start=1):
+        _draw_ours(axes[0][index], ours[(ours["dataset"] == dataset) & (ours["recipe"] == recipe)])
+        panel_title(axes[0][index], index, f"{title}, ours", 1 + len(panels))
         axes[0][index].set_xlabel("multiply-accumulates (M)")
     axes[0][0].set_xlabel("multiply-accumulates (G)")
     legend_below(figure, axes[0], columns=5)
 
     no_cost = sorted(published.loc[published["gmac"].isna(), "model"])
-    seeds = span(finals.groupby(list(BY))["seed"].nunique())
+    seeds = span(finals.groupby(list(GROUP))["seed"].nunique())
     caption = (
         "Accuracy against cost. (a) Published ImageNet-1K points (kind: paper; neither n nor spread reported); "
         f"published without a cost and so not drawn: {', '.join(no_cost)}. Other panels: ours, mean over seeds "
@@ -78,9 +80,9 @@ def draw(inputs: Sequence[Path]) -> Drawn:
 
 
 def _our_points(finals: "pd.DataFrame") -> "pd.DataFrame":
-    points = summarise(finals, BY, "accuracy").rename(columns={"mean": "top1_pct"})
-    costs = finals.groupby(list(BY))[["parameters", "gmac", "gmac_with_apart"]].first().reset_index()
-    points = points.merge(costs, on=list(BY), validate="one_to_one")
+    points = summarise(finals, GROUP, "accuracy").rename(columns={"mean": "top1_pct"})
+    costs = finals.groupby(list(GROUP))[["parameters", "gmac", "gmac_with_apart"]].first().reset_index()
+    points = points.merge(costs, on=list(GROUP), validate="one_to_one")
     return points.assign(
         panel="ours",
         kind="ours",
@@ -106,11 +108,15 @@ def _draw_published(axis: "Axes", points: "pd.DataFrame") -> None:
 
 
 def _draw_ours(axis: "Axes", points: "pd.DataFrame") -> None:
+    """A point a model; where a kind has several sizes, each point names its own."""
     for kind, series in series_for(points["attention"]).items():
-        for point in rows_of(points[points["attention"] == kind]):
+        of_kind = points[points["attention"] == kind]
+        for point in rows_of(of_kind):
             x, apart = 1000 * point["gmac"], 1000 * point["gmac_with_apart"]
             y, std = point["top1_pct"], point["std"]
             axis.plot([x, apart], [y, y], color=series.color, linewidth=0.6, marker="|", markevery=[1])
             axis.errorbar(x, y, yerr=None if math.isnan(std) else std, capsize=2, **series.points())
+            if len(of_kind) > 1:
+                name_point(axis, x, y, size_of(point["model"]), series.color)
     low, high = axis.get_xlim()
     axis.set_xlim(min(0.0, low) if low < high / 2 else low, high)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attngeo.paper import records
 from attngeo.paper.render import Drawn
-from attngeo.paper.results import count_non_finite, non_finite_sentence, preset_name, span
+from attngeo.paper.results import count_non_finite, listed, non_finite_sentence, preset_name, span
 from attngeo.paper.style import ATTENTION, Series, legend_below, new_figure, panel_title, series_for, styled
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def draw(inputs: Sequence[Path]) -> Drawn:
             _draw_panel(axes[row][column], panel, metric, scale)
             if column == 0:
                 axes[row][0].set_ylabel(label)
-        panel_title(axes[0][column], column, title)
+        panel_title(axes[0][column], column, title, len(columns))
         axes[-1][column].set_xlabel("landmarks")
     legend_below(figure, [axis for row in axes for axis in row], columns=3)
 
@@ -75,8 +75,11 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     caption = (
         "Injectivity of attention matrices against capacity: numerical rank, smallest distance of two rows relative to "
         "their median norm, and share of tokens that attend most to themselves, for the Nystrom Laplacian matrix with "
-        "each normalisation; horizontal lines need no landmarks. Black dots: min(N, m + 1), which the rank of no "
-        f"Nystrom form can exceed. N = {frame['tokens'].max()} tokens; mean over images (n = {span(images)}), bars "
+        "each normalisation; horizontal lines need no landmarks. The matrices are made for this figure: "
+        f"layer-normalised features ({listed(feature_sets)}) under one random projection are queries and keys at once, "
+        "and the landmark matrix is inverted exactly; they are not that model's own attention. Black dots: "
+        "min(N, m + 1), which the rank of no Nystrom form can exceed. "
+        f"N = {frame['tokens'].max()} tokens; mean over images (n = {span(images)}), bars "
         f"plus and minus one sample standard deviation. Last column: noise of the same channel "
         f"statistics. {_copies(frame)}"
         f"Preset {preset_name(inputs)} on {frame.attrs['provenance'].get('device', 'unknown device')}, float64."

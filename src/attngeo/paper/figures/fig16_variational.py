@@ -96,12 +96,12 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     caption = (
         "The attention flow on the sphere against its variational problem. (a) Residual of the projected "
         "Euler-Lagrange equation of the energy-dissipation functional and (b) energy-dissipation imbalance along "
-        "integrated paths, against the step: on the gradient flow both fall at the order of integrator and stencil, on "
-        "the controls (dotted: other flows, a bent path) they do not. (c) Change of the action under a variation of "
-        "size epsilon: quadratic at a stationary path, linear elsewhere. (d) Response of minimiser and minimum to "
-        f"epsilon times another functional. Points are means over seeds (n = {span(points['n'])}), bars plus and minus "
-        "one sample standard deviation (left out where they would reach 0); numbers in the legends are fitted log-log "
-        f"slopes. Preset {preset_name(inputs)} on {frame.attrs['provenance'].get('device', 'unknown device')}, float64."
+        "integrated paths of the gradient flow, against the step. (c) Change of the action under a variation of size "
+        "epsilon, along the gradient flow's path and along a bent (generic) one. (d) Response of minimiser and minimum "
+        "to epsilon times another functional. Dotted: controls (other flows, a bent path). Points are means over seeds "
+        f"(n = {span(points['n'])}), bars plus and minus one sample standard deviation (left out where they would "
+        f"reach 0); numbers in the legends are fitted log-log slopes. {_derived(shown, slopes)}"
+        f"Preset {preset_name(inputs)} on {frame.attrs['provenance'].get('device', 'unknown device')}, float64."
         + non_finite_sentence(count_non_finite(points["value"]))
     )
     return Drawn(figure, data, caption)
@@ -110,7 +110,7 @@ def draw(inputs: Sequence[Path]) -> Drawn:
 def _concatenate(parts: "list[pd.DataFrame]") -> "pd.DataFrame":
     import pandas as pd
 
-    columns = [*KEYS, "value", "unit", "n", "spread", "spread_kind"]
+    columns = [*KEYS, "value", "unit", "n", "spread", "spread_kind", "expected"]
     return pd.concat(parts, ignore_index=True)[columns]
 
 
@@ -120,7 +120,7 @@ def _draw_panel(axis: "Axes", panel: Panel, points: "pd.DataFrame", slopes: "pd.
         labels = {"check": check, "method": method, "control": control}
         series, slope = _having(points, labels), _having(slopes, labels)
         color, marker, dashes = next(styles[control == NO_CONTROL])
-        label = panel.names.get(check) or (METHODS.get(method, method) if control == NO_CONTROL else _name(control))
+        label = _label(panel, check, method, control)
         if len(slope):
             label += f": {slope['value'].iloc[0]:.2f}".replace("-0.00", "0.00")
         axis.errorbar(
@@ -171,5 +171,23 @@ def _bars(series: "pd.DataFrame") -> list[float]:
     return [row["spread"] if 0 < row["spread"] < row["value"] else 0.0 for row in rows]
 
 
-def _name(control: str) -> str:
-    return CONTROLS.get(control, control.replace("_", " "))
+def _label(panel: Panel, check: str, method: str, control: str) -> str:
+    if control != NO_CONTROL:
+        return CONTROLS.get(control, control.replace("_", " "))
+    return panel.names.get(check) or METHODS.get(method, method)
+
+
+def _derived(shown: "Sequence[pd.DataFrame]", slopes: "pd.DataFrame") -> str:
+    """Caption sentence with the slope that the derivation gives for every line."""
+    texts = []
+    for index, (panel, points) in enumerate(zip(PANELS, shown, strict=True)):
+        lines: dict[float, list[str]] = {}
+        for check, method, control in _series_order(panel, points):
+            slope = _having(slopes, {"check": check, "method": method, "control": control})
+            if len(slope):
+                label = _label(panel, check, method, control).replace("$J_0$", "J_0")
+                lines.setdefault(float(slope["expected"].iloc[0]), []).append(label)
+        if lines:
+            orders = ", ".join(f"{order:g} ({', '.join(labels)})" for order, labels in lines.items())
+            texts.append(f"({chr(ord('a') + index)}) {orders}")
+    return f"The derivation gives the slopes {'; '.join(texts)}. " if texts else ""

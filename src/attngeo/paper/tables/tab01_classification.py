@@ -3,19 +3,24 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attngeo.paper.render import Tabulated
 from attngeo.paper.results import (
+    GROUP,
     made_from,
     non_finite_sentence,
     preset_name,
-    read_finals,
     read_published,
+    read_seeds,
     rows_of,
+    span,
     summarise,
 )
 
-BY = ("dataset", "attention", "model")
+if TYPE_CHECKING:
+    import pandas as pd
+
 KIND_ORDER = {"paper": 0, "derived": 1, "ours": 2}
 
 
@@ -23,12 +28,16 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     """Tabulate runs' final.json under the published rows; the column `kind` says whose every number is."""
     import pandas as pd
 
-    finals = read_finals(inputs)
+    finals = read_seeds(inputs, "tab1")
     published = read_published("imagenet.csv").assign(dataset="ImageNet-1K")
     published[["n", "std"]] = math.nan
-    ours = summarise(finals, BY, "accuracy").rename(columns={"mean": "top1_pct"})
-    costs = finals.groupby(list(BY))[["parameters", "gmac", "gmac_with_apart"]].first().reset_index()
-    ours = ours.merge(costs, on=list(BY), validate="one_to_one").assign(kind="ours", source="this project")
+    published[["recipe", "evaluated"]] = None
+    ours = summarise(finals, GROUP, "accuracy").rename(columns={"mean": "top1_pct"})
+    costs = finals.groupby(list(GROUP))[["parameters", "gmac", "gmac_with_apart"]].first().reset_index()
+    evaluated = finals.groupby(list(GROUP))["n_eval"].agg(_count_or_span).rename("evaluated").reset_index()
+    for more in (costs, evaluated):
+        ours = ours.merge(more, on=list(GROUP), validate="one_to_one")
+    ours = ours.assign(kind="ours", source="this project")
     ours["parameters_m"] = ours["parameters"] / 1e6
     rows = pd.concat([published, ours], ignore_index=True)
     rows["order"] = rows["kind"].map(KIND_ORDER)
@@ -36,6 +45,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     table = pd.DataFrame(
         {
             "data set": rows["dataset"],
+            "recipe": rows["recipe"],
             "model": rows["model"],
             "attention": rows["attention"],
             "params (M)": rows["parameters_m"].astype(float),
@@ -44,15 +54,18 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
             "top-1 (%)": rows["top1_pct"].astype(float),
             "std": rows["std"].astype(float),
             "n": [None if n is None or n != n else int(n) for n in rows["n"]],
+            "images": rows["evaluated"],
             "kind": rows["kind"],
             "source": rows["source"],
         }
     )
-    table["n"] = table["n"].astype(object)
+    for column in ("recipe", "n", "images"):
+        table[column] = table[column].astype(object).where(table[column].notna(), None)
     caption = (
         "Image classification, top-1 accuracy on the validation set. kind: paper = as published (neither "
         "n nor spread reported), derived = counted by this project from its reading of the architecture, ours = "
-        "measured by this project: mean, sample standard deviation and n over seeds. MACs (ours) count "
+        "measured by this project: mean, sample standard deviation and n over seeds, each on so many images of the "
+        "validation set (images). MACs (ours) count "
         "convolutions, linear layers and products with tokens; the next column adds distances, the solver, Nystrom "
         "statistics and metric inversions; the published counting rule is unknown. The data sets and the scale differ "
         f"from ImageNet's: compare within one data set only. {_replication_sentence()} "
@@ -72,6 +85,12 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         widths={"source": "4.2cm"},
         long=True,
     )
+
+
+def _count_or_span(counts: "pd.Series[int]") -> int | str:
+    """The count that all runs share, else the range of theirs."""
+    distinct = set(counts)
+    return int(distinct.pop()) if len(distinct) == 1 else span(distinct)
 
 
 def _replication_sentence() -> str:

@@ -4,15 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from attngeo.paper.claims import Verdict, VerdictName, evaluate
+from attngeo.paper.claims import WHO_CONFIRMS, Verdict, VerdictName, evaluate
 from attngeo.paper.render import EN_DASH, Tabulated
-from attngeo.paper.results import results_folder
+from attngeo.paper.results import require_inputs, results_folder
 
 
 def tabulate(inputs: Sequence[Path]) -> Tabulated:
     """Tabulate the verdicts on the inputs, which lie in one results folder."""
     import pandas as pd
 
+    require_inputs(inputs, "tab9", "file")
     folder = results_folder(inputs)
     preset = folder.resolve().name
     verdicts = evaluate(preset, folder, inputs)
@@ -31,7 +32,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     totals = ", ".join(f"{counts[name]} {name.value}" for name in VerdictName)
     caption = (
         f"The ledger of claims, preset {preset}: {totals}. Statements are the papers' (kind: paper), verdicts and the "
-        "numbers in the reasons are ours. Only preset study can confirm (an exact identity: any preset)."
+        f"numbers in the reasons are ours. {WHO_CONFIRMS}"
     )
     widths = {"paper": "1.6cm", "statement": "3.4cm", "reason": "3.4cm", "evidence": "2.2cm", "deviations": "2.6cm"}
     return Tabulated(frame, caption, "ledger", widths=widths, long=True)
