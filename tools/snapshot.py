@@ -13,7 +13,12 @@ from attngeo.config import load_preset
 from attngeo.paper.targets import PAGES, TARGETS
 
 ROOT = Path(__file__).resolve().parent.parent
-_BLOCK = re.compile(r"(<!-- table: (?P<path>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+# <!-- table: PATH columns: A; B where: C = value --> ... <!-- end -->
+_BLOCK = re.compile(
+    r"(<!-- table: (?P<path>\S+)(?: columns: (?P<columns>.*?))?(?: where: (?P<name>[^=]+?) = (?P<value>.*?))? -->\n)"
+    r".*?(<!-- end -->)",
+    re.DOTALL,
+)
 
 
 def declared(root: Path, preset_name: str) -> list[str]:
@@ -43,11 +48,26 @@ def copy_results(root: Path, preset: str) -> list[Path]:
     return files
 
 
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
+def chosen(markdown: str, columns: str | None, name: str | None, value: str | None) -> str:
+    """The table with these columns (separated by ";") and the rows whose column `name` holds `value`."""
+    header, rule, *rows = [_cells(line) for line in markdown.splitlines() if line.startswith("|")]
+    kept = [header.index(column.strip()) for column in columns.split(";")] if columns else range(len(header))
+    if name is not None:
+        rows = [row for row in rows if row[header.index(name.strip())] == value]
+    return "\n".join("| " + " | ".join(row[index] for index in kept) + " |" for row in [header, rule, *rows])
+
+
 def with_tables(readme: str, root: Path) -> str:
-    """The README with each block `<!-- table: PATH -->` ... `<!-- end -->` filled from the file it names."""
+    """The README with each block `<!-- table: PATH ... -->` ... `<!-- end -->` filled from the file it names."""
 
     def filled(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{(root / match['path']).read_text(encoding='utf-8').strip()}\n\n{match[3]}"
+        markdown = (root / match["path"]).read_text(encoding="utf-8")
+        table = chosen(markdown, match["columns"], match["name"], match["value"])
+        return f"{match[1]}\n{table}\n\n{match[6]}"
 
     return _BLOCK.sub(filled, readme)
 

@@ -68,7 +68,10 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         "validation set (images). MACs (ours) count "
         "convolutions, linear layers and products with tokens; the next column adds distances, the solver, Nystrom "
         "statistics and metric inversions; the published counting rule is unknown. The data sets and the scale differ "
-        f"from ImageNet's: compare within one data set only. {_replication_sentence()} "
+        "from ImageNet's: compare within one data set only. Ours differ in more than the kernel: the Gaussian kind "
+        "follows SOFT, without whitening and local convolution; the Riemannian one also changes the feed-forward and "
+        "has more parameters; one learning rate, chosen with the Laplacian kind, serves all. "
+        f"{_replication_sentence()} "
         f"{made_from(preset_name(inputs), finals)}" + non_finite_sentence(int(ours["non_finite"].sum()))
     )
     return Tabulated(
