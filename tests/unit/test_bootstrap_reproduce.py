@@ -285,7 +285,7 @@ def test_a_training_told_to_stop_has_the_time_to_write_its_checkpoint(tmp_path: 
         "pathlib.Path('checkpoint').write_text(str(len(signals)))"
     )
     (tmp_path / "train.py").write_text(code)
-    wrapper = start_job(f"cd '{tmp_path}'; {sys.executable} train.py; echo end")
+    wrapper = start_job(f"cd '{tmp_path}'; '{sys.executable}' train.py; echo end")
     wait_for(tmp_path / "up")
     for _ in range(3):  # as the kernel does when a parent of several threads dies
         wrapper.terminate()

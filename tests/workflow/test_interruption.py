@@ -6,7 +6,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -58,7 +57,11 @@ def start(copy: ProjectCopy, command: str) -> subprocess.Popen[bytes]:
 
 
 def snakemake_in(copy: ProjectCopy) -> psutil.Process:
-    return next(p for p in processes_in(copy.root) if "snakemake" in " ".join(p.cmdline()) and "python" in p.name())
+    return next(
+        process
+        for process in processes_in(copy.root)
+        if any(argument.endswith("bin/snakemake") for argument in process.cmdline()[:2])
+    )
 
 
 def test_kill_9_leaves_no_orphan_and_the_next_run_ends_with_the_same_bits(finished_copy: ProjectCopy) -> None:
@@ -74,7 +77,7 @@ def test_kill_9_leaves_no_orphan_and_the_next_run_ends_with_the_same_bits(finish
     assert not (runs / RUN / "final.json").exists()
     assert list((finished_copy.root / ".snakemake/locks").iterdir()), "the test must find a stale lock"
 
-    done = finished_copy.run(f"{sys.executable} tools/reproduce.py --preset demo")
+    done = finished_copy.run("python tools/reproduce.py --preset demo")
     assert "lock" in done.stdout + done.stderr, "clearing a lock must be said"
     assert (runs / RUN / "weights.safetensors").read_bytes() == undisturbed
     assert json.loads((runs / RUN / "final.json").read_text())["resumed"] == 1
@@ -98,10 +101,10 @@ def test_ctrl_c_ends_everything_and_the_run_resumes_by_itself(finished_copy: Pro
 
 def test_a_second_reproduce_at_once_is_refused(finished_copy: ProjectCopy) -> None:
     run = forget(finished_copy, RUN)
-    first = start(finished_copy, f"{sys.executable} tools/reproduce.py --preset demo")
+    first = start(finished_copy, "python tools/reproduce.py --preset demo")
     lock = finished_copy.root / "results/.reproduce.lock"
     wait_until(lambda: lock.exists() and lock.read_text().strip(), 30, "the first to hold its lock")
-    second = finished_copy.run(f"{sys.executable} tools/reproduce.py --preset demo", check=False)
+    second = finished_copy.run("python tools/reproduce.py --preset demo", check=False)
     assert second.returncode != 0
     assert "another" in second.stdout + second.stderr
     assert first.wait(timeout=300) == 0
@@ -123,7 +126,7 @@ def test_a_full_disk_and_a_read_only_folder_are_explained_and_lose_nothing(finis
     results.rename(kept)
     mount_tmpfs(results, "size=512k")
     try:
-        (results / "ballast").write_bytes(b"x" * 400_000)
+        (results / "ballast").write_bytes(b"x" * 490_000)  # leaves room for folders, not for records
         full = finished_copy.run("attngeo analyze variational", check=False)
         assert full.returncode == 2, full.stderr
         assert "No space left" in full.stderr

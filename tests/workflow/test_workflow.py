@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import sqlite3
-import sys
 import time
 from pathlib import Path
 
@@ -202,7 +201,7 @@ def test_code_changed_after_planning_is_refused(finished_copy: ProjectCopy) -> N
 
 def test_reproduce_again_has_nothing_to_do_and_says_where_things_are(finished_copy: ProjectCopy) -> None:
     start = time.monotonic()
-    done = finished_copy.run(f"{sys.executable} tools/reproduce.py --preset demo")
+    done = finished_copy.run("python tools/reproduce.py --preset demo")
     print(f"reproduce with nothing to do: {time.monotonic() - start:.1f} s")
     assert "Nothing to be done" in done.stdout + done.stderr
     for word in ("paper_figures", "claims.html", "make ui"):
