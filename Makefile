@@ -32,7 +32,8 @@ lint: test-env  ## style, types and the direction of the dependencies
 	.venv/bin/lint-imports
 
 test: lint  ## the whole suite, with an end-to-end run of the preset smoke
-	$(with_path) $(python) -m pytest -n '$(WORKERS)' --dist loadgroup -m 'not soak'
+	$(with_path) $(python) -m pytest -n '$(WORKERS)' -m 'not soak and not workflow'
+	$(with_path) $(python) -m pytest -m 'workflow and not soak'
 
 soak: test-env  ## the long trials
 	$(with_path) $(python) -m pytest -m soak

@@ -14,7 +14,7 @@ import pytest
 
 from tests.workflow.project_copy import ProjectCopy
 
-pytestmark = [pytest.mark.workflow, pytest.mark.network, pytest.mark.timeout(900), pytest.mark.xdist_group("workflow")]
+pytestmark = [pytest.mark.workflow, pytest.mark.network, pytest.mark.timeout(900)]
 
 RUN = "fashion-laplacian-s0"
 

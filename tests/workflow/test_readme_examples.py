@@ -12,7 +12,7 @@ from PIL import Image
 from attngeo.data import embedded
 from tests.workflow.project_copy import ROOT, ProjectCopy
 
-pytestmark = [pytest.mark.workflow, pytest.mark.network, pytest.mark.timeout(900), pytest.mark.xdist_group("workflow")]
+pytestmark = [pytest.mark.workflow, pytest.mark.network, pytest.mark.timeout(900)]
 
 
 def example(name: str) -> str:

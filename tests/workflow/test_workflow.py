@@ -12,7 +12,7 @@ import pytest
 from attngeo.paper.targets import FIGURES, TABLES
 from tests.workflow.project_copy import ProjectCopy
 
-pytestmark = [pytest.mark.workflow, pytest.mark.network, pytest.mark.timeout(1200), pytest.mark.xdist_group("workflow")]
+pytestmark = [pytest.mark.workflow, pytest.mark.network, pytest.mark.timeout(1200)]
 
 
 def edit(file: Path, old: str, new: str) -> None:
