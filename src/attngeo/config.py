@@ -1,5 +1,6 @@
 """Presets, run sheets and recipes: read, checked against their models, and explained when something is wrong."""
 
+import ast
 import csv
 import difflib
 import json
@@ -306,7 +307,9 @@ def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = Non
     if not (root / file).is_file():
         raise UserError(f"there is no preset {name!r} (no file {file})", _options(preset_names(root), name))
     content = _merge(_read_yaml(root / file, file), overrides or {})
-    checked: PresetFile = _validate(PresetFile, content, file)
+    checked: PresetFile = _validate(
+        PresetFile, content, f"{file} with the keys given to --config" if overrides else file
+    )
     runs = _load_runs(root, name)
     recipes = {recipe: load_recipe(root, recipe) for recipe in sorted({row.recipe for row in runs})}
     preset = Preset.model_construct(
@@ -373,14 +376,29 @@ def _check_sources(preset: Preset, file: str) -> None:
             raise UserError(f"{file}: nothing embedded is called {name!r}", _options(list(embedded.sources()), name))
 
 
+def _names_bound_in(file: Path) -> set[str]:
+    """Classes that a Python file defines or imports, read without running it; UserError naming a syntax error."""
+    try:
+        tree = ast.parse(_read_text(file, file.name))
+    except SyntaxError as error:
+        raise UserError(f"{file}, line {error.lineno}: {error.msg}", "correct that line") from None
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom | ast.Import)]
+    return names | {alias.asname or alias.name for node in imports for alias in node.names}
+
+
 def check_attention_kind(kind: str, root: Path, where: str) -> None:
     """Refuse an attention kind that no class stands behind; UserError naming the allowed kinds."""
     from attngeo.layers.registry import ATTENTION_KINDS
 
-    file, colon, _ = kind.rpartition(":")
+    file, colon, name = kind.rpartition(":")
     if colon and file.endswith(".py"):
         if not (root / file).is_file():
             raise UserError(f"{where}: the file of attention {kind!r} does not exist", f"create {file} or correct it")
+        if name not in _names_bound_in(root / file):
+            raise UserError(
+                f"{where}: {file} has no class {name!r}", f"correct the name, or define the class in {file}"
+            )
     elif kind not in ATTENTION_KINDS:
         raise UserError(
             f"{where}: unknown attention kind {kind!r}",

@@ -109,3 +109,15 @@ def test_a_value_that_an_option_does_not_take_is_named(kind: str, option: str, v
 def test_a_class_that_does_not_say_its_kind_is_refused(own_file: Path) -> None:
     with pytest.raises(UserError, match="does not say its kind"):
         build_attention(f"{own_file}:Unnamed", 8, 2, landmarks=(2, 2))
+
+
+def test_an_attention_that_changes_the_shape_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from torch import nn\n\n\nclass Mine(nn.Module):\n    kind = 'mine'\n\n"
+        "    def __init__(self, dim, heads, *, landmarks=(7, 7)):\n        super().__init__()\n\n"
+        "    def forward(self, x, grid):\n        return x[:, :-1]\n"
+    )
+    model = timm.create_model("laplacianformer_nano", attention=f"{file}:Mine")
+    with pytest.raises(UserError, match=r"(?s)Mine returned .*shape it was given"):
+        model(torch.zeros(1, 3, 32, 32))

@@ -111,7 +111,11 @@ def test_an_own_attention_file_must_exist(root: Path) -> None:
     )
     with pytest.raises(UserError, match=r"mine\.py"):
         load_preset(root, "demo")
-    (root / "mine.py").write_text("")
+    for text, words in (("", "no class 'Mine'"), ("class :", "line 1")):
+        (root / "mine.py").write_text(text)
+        with pytest.raises(UserError, match=words):
+            load_preset(root, "demo")
+    (root / "mine.py").write_text("class Mine: ...")
     assert load_preset(root, "demo").runs[0].attention_kind == "mine.py:Mine"
 
 

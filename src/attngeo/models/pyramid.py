@@ -45,7 +45,13 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        x = x + self.drop_path(self.attention(self.norm1(x), grid))
+        mixed = self.attention(self.norm1(x), grid)
+        if mixed.shape != x.shape:
+            raise UserError(
+                f"attention {type(self.attention).__name__} returned {tuple(mixed.shape)} for {tuple(x.shape)}",
+                "its forward(x, grid) must return tokens of the shape it was given",
+            )
+        x = x + self.drop_path(mixed)
         return x + self.drop_path(self.feed_forward(self.norm2(x)))
 
 
