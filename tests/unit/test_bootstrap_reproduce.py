@@ -297,8 +297,8 @@ def test_a_training_told_to_stop_has_the_time_to_write_its_checkpoint(tmp_path: 
 def test_a_job_that_takes_no_notice_of_being_told_to_stop_is_killed_in_the_end(tmp_path: Path) -> None:
     impatient = tmp_path / "with-parent.sh"
     text = WITH_PARENT.read_text()
-    assert "checkpoint_s=60" in text
-    impatient.write_text(text.replace("checkpoint_s=60", "checkpoint_s=0.5"))
+    assert "checkpoint_half_seconds=120" in text
+    impatient.write_text(text.replace("checkpoint_half_seconds=120", "checkpoint_half_seconds=1"))
     impatient.chmod(0o755)
     wrapper = start_job(f"trap '' TERM; touch '{tmp_path}/up'; sleep 68; sleep 69", impatient)
     wait_for(tmp_path / "up")

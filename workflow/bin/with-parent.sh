@@ -23,7 +23,7 @@ case ${1-} in
     ;;
 esac
 
-readonly checkpoint_s=60
+readonly checkpoint_half_seconds=120
 caught=
 stopping=
 alive=
@@ -68,9 +68,15 @@ set -m
 setpriv --pdeathsig KILL -- "$BASH" "$0" --wrapper "$$" "$@" </dev/null &
 job=$!
 # The guard reads until this wrapper, which alone holds the other end, closes it or dies. A line says that TERM came:
-# then it waits no longer than a checkpoint takes.
+# then it waits no longer than a checkpoint takes, and ends when nothing is left to wait for, which also wakes a wrapper
+# that bash, caught between two signals, left waiting for a job that is gone.
 coproc guard {
-    ! read -r || read -r -t "$checkpoint_s"
+    if read -r; then
+        for ((half = 0; half < checkpoint_half_seconds; half++)); do
+            read -r -t 0.5
+            [ "$?" -gt 128 ] && group_runs || break
+        done
+    fi
     end_group
 } 2>/dev/null
 # shellcheck disable=SC2154  # coproc sets it

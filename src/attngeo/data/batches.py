@@ -127,7 +127,7 @@ def open_batches(
     if shuffled and not len(order):
         raise UserError(
             f"an epoch of {images_per_epoch or order.num_images} images has no full batch of {batch_size}",
-            f"choose a smaller batch_size in the recipe (config/recipes), or add images to the {order.num_images} there are",
+            f"choose a smaller batch_size in the recipe (config/recipes), or add images: {order.num_images} are there",
         )
     chosen, why = _choose_loader(manifest, loader)
     path = manifest.data_path(split)
