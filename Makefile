@@ -3,12 +3,13 @@ PRESET ?= demo
 PORT ?= 5000
 WORKERS ?= 2
 CORES ?=
+GPU_PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 python = .venv/bin/python
 # For commands that call others by name. Not exported: the bootstrap must find the system's Python.
 with_path = PATH="$$PWD/.venv/bin:$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help env test-env reproduce test soak lint ui lock snapshot schemas
+.PHONY: help env test-env reproduce test soak lint ui lock snapshot schemas bench gpu-check
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | sed 's/|/\t/' | expand -t 22
@@ -40,6 +41,12 @@ soak: test-env  ## the long trials
 
 ui: env  ## MLflow on this machine alone, with a link that compares the trainings of PRESET
 	@$(python) tools/ui.py --preset '$(PRESET)' --port '$(PORT)'
+
+bench: env  ## time the operators against their peers on this CPU (15 minutes, on an idle machine)
+	$(python) -m benchmarks.operators
+
+gpu-check:  ## check and time the operators on this machine's GPU; needs torch and nvcc alone (GPU_PYTHON=python3)
+	@$(GPU_PYTHON) tools/gpu_check.py
 
 lock: test-env  ## write the lock files from what .venv holds
 	$(python) tools/lock.py

@@ -14,6 +14,7 @@ include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/connection_walk.smk"
 include: "workflow/rules/variational.smk"
+include: "workflow/rules/benchmark.smk"
 include: "workflow/rules/paper.smk"
 
 

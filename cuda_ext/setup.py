@@ -39,9 +39,9 @@ BINARY = PACKAGE / "_C.abi3.so"
 RECORD = PACKAGE / "build.json"
 SCRATCH = ROOT / "build"
 
-# torch 2.10 is the first whose stable ABI has everything that ops.cpp uses.
+# torch 2.10 is the first whose stable ABI has everything that the files beside csrc/ops.cpp use.
 COMMON_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden"]
-OPS_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
+TORCH_FLAGS = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 VARIANTS = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -224,6 +224,11 @@ def ptxas_report(printed: str) -> list[dict[str, Any]]:
     return report
 
 
+def sources(pattern: str) -> list[Path]:
+    """Source files below the root that match, relative to it, in a fixed order."""
+    return sorted(path.relative_to(ROOT) for path in ROOT.glob(pattern))
+
+
 def compile_all(compiler: list[str], torch: Torch, cuda: Cuda) -> tuple[list[dict[str, Any]], Cuda]:
     """Compile, link aside and rename the binary; returns the ptxas report and what became of CUDA."""
     SCRATCH.mkdir(exist_ok=True)
@@ -232,34 +237,41 @@ def compile_all(compiler: list[str], torch: Torch, cuda: Cuda) -> tuple[list[dic
         x86 = platform.machine() in ("x86_64", "AMD64")
         variants = VARIANTS if x86 else {"portable": []}
         cpu_flags = [*COMMON_FLAGS, "-DATTNGEO_X86_VARIANTS"] if x86 else COMMON_FLAGS
-        source = "csrc/cpu/laplacian_kernel.cpp"
         commands = {}
-        for name, flags in variants.items():
-            command = [*compiler, *cpu_flags, *flags, f"-DATTNGEO_VARIANT={name}", "-c", source]
-            commands[f"{name}.o"] = [*command, "-o", f"{objects}/{name}.o"]
+        for source in sources("csrc/cpu/*.cpp"):
+            for name, flags in variants.items():
+                command = [*compiler, *cpu_flags, *flags, f"-DATTNGEO_VARIANT={name}", "-c", str(source)]
+                commands[f"{source.stem}.{name}.o"] = command
         with ThreadPoolExecutor(job_count()) as pool:
-            cuda_job = None
-            if cuda.nvcc:
-                command = [cuda.nvcc, "-ccbin", compiler[0], *nvcc_flags(cuda), "-c", "csrc/cuda/laplacian_kernel.cu"]
-                cuda_job = pool.submit(run_compiler, [*command, "-o", f"{objects}/cuda.o"])
+            # nvcc first: it takes longest, and whether it succeeds decides what the torch side is compiled with.
+            cuda_jobs = {}
+            for source in sources("csrc/cuda/*.cu") if cuda.nvcc else []:
+                command = [cuda.nvcc, "-ccbin", compiler[0], *nvcc_flags(cuda), "-c", str(source)]
+                cuda_jobs[f"{source.stem}.cuda.o"] = pool.submit(
+                    run_compiler, [*command, "-o", f"{objects}/{source.stem}.cuda.o"]
+                )
             jobs = [
                 pool.submit(run_compiler, [*command, "-o", f"{objects}/{name}"]) for name, command in commands.items()
             ]
             report: list[dict[str, Any]] = []
-            if cuda_job is not None:
-                try:
-                    report = ptxas_report(cuda_job.result())
-                except CompilerFailed as error:
-                    say(f"WARNING: the CUDA part did not compile, the CPU part is built alone: {error}")
-                    cuda = Cuda(reason=f"nvcc failed: {error}")
-            ops = [*compiler, *cpu_flags, *OPS_FLAGS, "-isystem", str(torch.folder / "include")]
+            try:
+                for job in cuda_jobs.values():
+                    report += ptxas_report(job.result())
+            except CompilerFailed as error:
+                say(f"WARNING: the CUDA part did not compile, the CPU part is built alone: {error}")
+                cuda, cuda_jobs, report = Cuda(reason=f"nvcc failed: {error}"), {}, []
+            torch_side = [*compiler, *cpu_flags, *TORCH_FLAGS, "-isystem", str(torch.folder / "include")]
             if cuda.nvcc:
-                ops += ["-DATTNGEO_WITH_CUDA", "-DUSE_CUDA"]
-            jobs.append(pool.submit(run_compiler, [*ops, "-c", "csrc/ops.cpp", "-o", f"{objects}/ops.o"]))
+                torch_side += ["-DATTNGEO_WITH_CUDA", "-DUSE_CUDA"]
+            for source in sources("csrc/*.cpp"):
+                commands[f"{source.stem}.o"] = [*torch_side, "-c", str(source)]
+                jobs.append(
+                    pool.submit(run_compiler, [*commands[f"{source.stem}.o"], "-o", f"{objects}/{source.stem}.o"])
+                )
             for job in jobs:
                 job.result()
         linked = f"{objects}/{BINARY.name}"
-        names = [*commands, "ops.o", *(["cuda.o"] if cuda.nvcc else [])]
+        names = [*commands, *cuda_jobs]
         link = [*compiler, "-shared", *(f"{objects}/{name}" for name in names), "-o", linked]
         link += [f"-L{torch.folder / 'lib'}", "-lc10", "-ltorch_cpu"]
         if cuda.nvcc:
@@ -306,7 +318,7 @@ def build() -> None:
         "sources": digest,
         "torch": torch.version,
         "compiler": [*compiler, compiler_version],
-        "flags": [COMMON_FLAGS, OPS_FLAGS, VARIANTS],
+        "flags": [COMMON_FLAGS, TORCH_FLAGS, VARIANTS],
         "cuda": [cuda.nvcc, cuda.version, nvcc_flags(cuda), cuda.reason],
         "machine": platform.machine(),
     }

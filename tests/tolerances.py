@@ -108,3 +108,18 @@ MATCHED_PARAMETERS_RELATIVE = 0.05
 GAUSSIAN_START_RESIDUAL = 1e-2
 # A chain that stays with probability 0.999 has a stationary law conditioned as 1000 times rounding, float64.
 LAZY_CHAIN_RELATIVE = 1e-9
+# Peak memory of a kernel's product with values, forward and backward, in units of q, k and v: outputs, gradients, at
+# most 8 partial sums for the landmarks' side, padded copies of blocks; the kernel itself would be 85 of them.
+MATMUL_PEAK_INPUTS = 12.0
+# What rounding leaves of I - P X: its unit times M (sums of M products) times the condition of P, and a small factor.
+INVERSE_CONDITIONED_ROUNDINGS = 2.0
+# Gradients of a batch summed by process and by part, float32, relative to the largest: sums of about 100 terms.
+SHARED_BATCH_GRADIENT = 1e-5
+# Losses after up to 16 steps of AdamW, which moves a weight by the sign of a gradient that is mere rounding.
+SHARED_BATCH_LOSS = 1e-3
+# A process that has failed takes the others with it within a minute.
+ENDS_AFTER_A_FAILURE_S = 60.0
+# Means of 101 numbers below 10 in float64, summed batch by batch or at once.
+EVALUATION_FLOAT64 = 1e-12
+# Pixels normalised by one mean and deviation and then by others, or in batches of another size: float32 roundings.
+EVALUATION_RENORMALISED = 1e-4

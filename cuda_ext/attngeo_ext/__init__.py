@@ -1,6 +1,7 @@
 """Compiled operators of attngeo: loads the binary, refuses a stale one, and teaches torch about the operators.
 
 `problem` is None when the operators can be used, else the reason in one line. A CPU-only torch loads it as well.
+Shapes, gradients, autocast and vmap of the operators are registered by `pairwise` and `inverse`.
 """
 
 import ctypes
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from attngeo_ext import inverse, pairwise
 from attngeo_ext.sources import source_digest
 
 _FOLDER = Path(__file__).resolve().parent
@@ -100,58 +101,6 @@ def use_cpu_variant(name: str) -> None:
         raise ValueError(f"this processor or build has no variant {name!r} (built: {', '.join(_info['cpu_variants'])})")
 
 
-def _forward_fake(q: Tensor, k: Tensor, lambda_: float) -> Tensor:
-    return q.new_empty((*q.shape[:-1], k.shape[-2]))
-
-
-def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, kernel: Tensor, lambda_: float) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape)
-
-
-def _forward_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-    q, k, ctx.lambda_ = inputs
-    ctx.save_for_backward(q, k, output)
-
-
-def _forward_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-    q, k, kernel = ctx.saved_tensors
-    grad_q, grad_k = torch.ops.attngeo.laplacian_kernel_backward(grad, q, k, kernel, ctx.lambda_)
-    return grad_q, grad_k, None
-
-
-def _second_gradient(ctx: Any, *grads: Tensor) -> None:
-    raise NotImplementedError("the compiled laplacian_kernel has no second derivative: use backend='naive'")
-
-
-def _batched(operator: Any) -> Any:
-    """vmap rule: the operators take any leading axes, so the mapped one becomes the first of them."""
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        moved = []
-        for argument, axis in zip(arguments, in_dims, strict=True):
-            if axis is not None:
-                argument = argument.movedim(axis, 0)
-            elif isinstance(argument, Tensor):
-                argument = argument.expand(info.batch_size, *argument.shape)
-            moved.append(argument)
-        outputs = operator(*moved)
-        return outputs, (0, 0) if isinstance(outputs, tuple) else 0
-
-    return rule
-
-
-def _register() -> None:
-    forward, backward = "attngeo::laplacian_kernel", "attngeo::laplacian_kernel_backward"
-    torch.library.register_fake(forward, _forward_fake)
-    torch.library.register_fake(backward, _backward_fake)
-    torch.library.register_autograd(forward, _forward_gradient, setup_context=_forward_context)
-    torch.library.register_autograd(backward, _second_gradient)
-    for device in ("cpu", "cuda"):
-        torch.library.register_autocast(forward, device, torch.float32)
-    torch.library.register_vmap(forward, _batched(torch.ops.attngeo.laplacian_kernel))
-    torch.library.register_vmap(backward, _batched(torch.ops.attngeo.laplacian_kernel_backward))
-
-
 if problem is None:
     try:
         torch.ops.load_library(_BINARY)
@@ -159,4 +108,5 @@ if problem is None:
         # An older C library than the one it was linked with, or a file system that forbids execution.
         problem = f"extension cannot be loaded here: {error}"
     else:
-        _register()
+        inverse.register()
+        pairwise.register()

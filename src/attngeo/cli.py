@@ -21,8 +21,10 @@ app = typer.Typer(
     add_completion=False,
 )
 analyze_app = typer.Typer(help="Analyses; each writes records under results/PRESET/analyses.", no_args_is_help=True)
+benchmark_app = typer.Typer(help="Timings; each writes records under results/PRESET/benchmarks.", no_args_is_help=True)
 track_app = typer.Typer(help="The MLflow store behind the comparison of runs.", no_args_is_help=True)
 app.add_typer(analyze_app, name="analyze")
+app.add_typer(benchmark_app, name="benchmark")
 app.add_typer(track_app, name="track")
 
 PresetOption = Annotated[str, typer.Option("--preset", help="Preset: a folder under config/.")]
@@ -144,26 +146,123 @@ def train(
     stamp: StampOption = None,
     threads: ThreadsOption = None,
 ) -> None:
-    """Train one run; started again after a kill, it goes on from its newest checkpoint."""
+    """Train one run; started again after a kill, it goes on from its newest checkpoint.
+
+    Several processes share every batch: torchrun --nproc_per_node N -m attngeo train RUN_ID [OPTIONS]
+    """
+    from attngeo.training import launch
+
+    launched = launch.from_environment()
     config = _preset(preset)
     config.run(run_id)
-    _writable(config)
-    if config.resources.train.device == "cuda":
+    if launched.leads:
+        _writable(config)
+    if stamp is None and launched.size > 1:
+        config = config.with_processes(launched.size)  # started by hand: the digest is of what runs
+    wanted = config.resources.train
+    if wanted.processes != launched.size:
+        raise UserError(
+            f"{run_id} is planned for {wanted.processes} processes and got {launched.size}: its bits would differ",
+            f"start it with: torchrun --nproc_per_node {wanted.processes} -m attngeo train {run_id} --preset {preset}",
+        )
+    if wanted.device == "cuda":
+        from attngeo.gpu_lease import lease_gpu, visible_gpus
+
+        if launched.local_size > len(visible_gpus()) > 0:
+            raise UserError(
+                f"torchrun started {launched.local_size} processes and may use {len(visible_gpus())} GPUs",
+                f"start it with --nproc_per_node {len(visible_gpus())}",
+            )
+        lease_gpu()
+    planned = wanted.threads * wanted.processes
+    if threads not in (None, planned):
+        raise UserError(
+            f"{run_id} is planned for {planned} threads and got {threads}: its bits would differ",
+            f"give snakemake --cores {planned} or more, or set resources.train.threads in config.yaml",
+        )
+    _use_threads(wanted.threads)
+    from attngeo.training.distributed import team
+
+    with team(launched, wanted.device) as processes:
+        digest = processes.leader_first(lambda: _digest(config, stamp, f"runs/{run_id}"))
+        from attngeo.jobs.train import train_run
+
+        final = train_run(config, run_id, digest, threads=wanted.threads, team=processes)
+    if launched.leads:
+        typer.echo(f"{run_id}: top-1 {final['accuracy']:.2f} % of {final['n_eval']} images in {final['wall_s']:.0f} s")
+
+
+@app.command()
+def evaluate(
+    target: Annotated[str, typer.Argument(help="A run of the preset, a run's folder, or (with --model) a checkpoint.")],
+    data: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--data", help="A dataset of the preset, a packed set, or an image folder; else the run's own."),
+    ] = None,
+    size: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option("--size", min=1, help="Image size in pixels, may be given several times; else the trained one."),
+    ] = None,
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--model", help="Name of the timm model whose weights the checkpoint holds (.pth, .safetensors)."),
+    ] = None,
+    split: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--split", help="val, train or all; else val, and all of an image folder without train/ and val/."
+        ),
+    ] = None,
+    preset: PresetOption = "demo",
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images at a time.")] = 128,
+    bins: Annotated[int, typer.Option("--bins", min=1, help="Equal bins of confidence for the calibration.")] = 15,
+    device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
+    autocast: Annotated[str, typer.Option("--autocast", help="none, bfloat16 or float16.")] = "none",
+    workers: Annotated[int, typer.Option("--workers", min=0, help="Processes that read images.")] = 0,
+    threads: ThreadsOption = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", help="Folder of the results; else beside the weights."),
+    ] = None,
+) -> None:
+    """Accuracy, calibration and confusion of a trained model, at its own or other image sizes.
+
+    Writes for each size a record file (top-1, top-5, negative log-likelihood, Brier score, expected calibration error
+    and its bins) and a confusion matrix (CSV).
+    """
+    config = _preset(preset)
+    for option, value, allowed in (
+        ("--device", device, ("cpu", "cuda")),
+        ("--autocast", autocast, ("none", "bfloat16", "float16")),
+    ):
+        if value not in allowed:
+            raise UserError(f"{option} is {value!r}", f"use {' or '.join(allowed)}")
+    if device == "cuda":
         from attngeo.gpu_lease import lease_gpu
 
         lease_gpu()
-    digest = _digest(config, stamp, f"runs/{run_id}")
-    wanted = config.resources.train.threads
-    if threads not in (None, wanted):
-        raise UserError(
-            f"{run_id} is planned for {wanted} threads and got {threads}: its bits would differ",
-            f"give snakemake --cores {wanted} or more, or set resources.train.threads in config.yaml",
-        )
-    _use_threads(wanted)
-    from attngeo.jobs.train import train_run
+    _use_threads(threads or config.resources.train.threads)
+    from attngeo.jobs.evaluate import evaluate as run_job
 
-    final = train_run(config, run_id, digest, threads=wanted)
-    typer.echo(f"{run_id}: top-1 {final['accuracy']:.2f} % of {final['n_eval']} images in {final['wall_s']:.0f} s")
+    for path, pixels, result in run_job(
+        config,
+        target,
+        data,
+        model=model,
+        sizes=size or (),
+        split=split,
+        batch_size=batch_size,
+        bins=bins,
+        device=device,
+        autocast=autocast,  # type: ignore[arg-type]
+        workers=workers,
+        out=out,
+    ):
+        top5 = "" if result.top5 is None else f"top-5 {result.top5:.2f} %  "
+        typer.echo(
+            f"{pixels} px: top-1 {result.top1:.2f} %  {top5}of {result.n} images  nll {result.nll:.4f}  "
+            f"Brier {result.brier:.4f}  ECE {result.ece:.4f} ({bins} bins)  {path}"
+        )
 
 
 @analyze_app.command("connection-walk")
@@ -211,6 +310,42 @@ def analyze_injectivity(
     from attngeo.jobs.injectivity import injectivity
 
     injectivity(config, digest)
+
+
+@benchmark_app.command("operators")
+def benchmark_operators(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+    """Time the operators against torch, SciPy and scikit-learn, each checked against float64 first; one thread."""
+    config = _preset(preset)
+    _writable(config)
+    digest = _digest(config, stamp, "benchmarks/operators")
+    _use_threads(1)
+    from attngeo.jobs.operator_benchmark import operator_benchmark
+
+    for line in operator_benchmark(config, digest):
+        typer.echo(line)
+
+
+@benchmark_app.command("solver")
+def benchmark_solver(preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None) -> None:
+    """Residuals of Newton-Schulz, conjugate gradient and direct solvers at equal numbers of matrix products."""
+    config = _preset(preset)
+    _writable(config)
+    digest = _digest(config, stamp, "benchmarks/solver")
+    _use_threads(threads or config.resources.analyze.threads)
+    from attngeo.jobs.solver_benchmark import solver_benchmark
+
+    solver_benchmark(config, digest)
+
+
+@benchmark_app.command("gpu")
+def benchmark_gpu(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+    """Gather what `make gpu-check` measured on GPUs and left under docs/measured."""
+    config = _preset(preset)
+    _writable(config)
+    from attngeo.jobs.gpu_timings import gpu_timings
+
+    for device in gpu_timings(config, _digest(config, stamp, "benchmarks/gpu")) or ["no GPU has been measured"]:
+        typer.echo(device)
 
 
 def _draw(kind: str, name: str, preset: str, stamp: Path | None) -> None:

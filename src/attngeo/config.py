@@ -4,6 +4,7 @@ import ast
 import csv
 import difflib
 import json
+import math
 import re
 import types
 import typing
@@ -13,16 +14,27 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from attngeo.data import embedded
 from attngeo.errors import UserError
+from attngeo.evaluation.operator_sizes import INVERSE_SLICES, INVERSE_TOKENS, PYRAMID_SIZES
 from attngeo.files import write_json
 from attngeo.models.names import FAMILIES, SIZES, model_names
 from attngeo.paper.targets import FIGURES, TABLES
 from attngeo.training.recipe import Recipe
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]*")
+SOLVER_KIND = "laplacian"
 _RESERVED = ("recipes", "embedded", "logs", "mlflow-artifacts")  # folders that are there already
 
 
@@ -66,9 +78,16 @@ class Resources(_Strict):
 
 
 class TrainResources(Resources):
-    """Training also says on which device it runs."""
+    """Training also says on which device it runs, and in how many processes, of `threads` threads and a GPU each."""
 
     device: Literal["cpu", "cuda"] = "cpu"
+    processes: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _a_gpu_for_each_process(self) -> "TrainResources":
+        if self.device == "cuda" and self.processes > max(self.gpu, 1):
+            raise ValueError(f"{self.processes} processes on GPUs need gpu: {self.processes}")
+        return self
 
 
 class StageResources(_Strict):
@@ -77,6 +96,9 @@ class StageResources(_Strict):
     prepare: Resources = Resources(mem_mb=2000, runtime=240)
     train: TrainResources = TrainResources()
     analyze: Resources = Resources(mem_mb=2500)
+    benchmark: Resources = Field(
+        Resources(threads=2, mem_mb=2500), description="threads are kept free for it; it is timed with one"
+    )
     draw: Resources = Resources(mem_mb=700)
 
 
@@ -103,6 +125,49 @@ class InjectivityConfig(_Strict):
     images: int = Field(8, ge=2)
     model: Identifier = "dinov2-s"
     landmark_grids: tuple[int, ...] = (2, 3, 4, 5, 7)
+
+
+class OperatorTimingsConfig(_Strict):
+    """Sizes and patience of the timings of the operators."""
+
+    sizes: tuple[tuple[int, int, int, int], ...] = Field(
+        PYRAMID_SIZES, description="batch times heads, tokens, landmarks and head width of the kernels"
+    )
+    inverse_tokens: tuple[int, ...] = Field(INVERSE_TOKENS, description="sizes of the matrices that are inverted")
+    slices: int = Field(
+        INVERSE_SLICES, ge=1, description="batch times heads of the inverses and at the published numbers of tokens"
+    )
+    channels: int = Field(32, ge=1, description="head width at the published numbers of tokens")
+    repeats: int = Field(20, ge=1)
+    seconds: float = Field(1.0, gt=0, description="for each contestant, after which three samples suffice")
+
+
+class SolverConfig(_Strict):
+    """Size of the comparison of solvers."""
+
+    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1)
+    matrices: int = Field(16, ge=1, description="matrices a seed, and as many in all for the trained ones")
+    landmarks: int = Field(49, ge=1, description="a square: landmarks lie on a grid")
+    iterations: int = Field(30, ge=1)
+    eps: float = Field(0.01, gt=0)
+    images: int = Field(8, ge=1, description="validation images that a trained model looks at")
+    runs: tuple[Identifier, ...] = Field(
+        (), description="runs with Laplacian attention; without it, the first one of the sheet and its other seeds"
+    )
+
+    @field_validator("landmarks")
+    @classmethod
+    def _a_square(cls, value: int) -> int:
+        if math.isqrt(value) ** 2 != value:
+            raise ValueError("landmarks lie on a square grid: give a square such as 16 or 49")
+        return value
+
+
+class BenchmarksConfig(_Strict):
+    """What is timed and compared."""
+
+    operators: OperatorTimingsConfig = OperatorTimingsConfig()
+    solver: SolverConfig = SolverConfig()
 
 
 class RunRow(_Strict):
@@ -134,6 +199,7 @@ class PresetFile(_Strict):
     connection_walk: ConnectionWalkConfig = ConnectionWalkConfig()
     variational: VariationalConfig = VariationalConfig()
     injectivity: InjectivityConfig = InjectivityConfig()
+    benchmarks: BenchmarksConfig = BenchmarksConfig()
     resources: StageResources = StageResources()
     figures: tuple[str, ...] = tuple(FIGURES)
     tables: tuple[str, ...] = tuple(TABLES)
@@ -157,10 +223,24 @@ class Preset(PresetFile):
             f"use one of: {', '.join(row.run_id for row in self.runs) or 'none yet: add a line'}",
         )
 
+    def with_processes(self, processes: int) -> "Preset":
+        """The same preset with trainings of that many processes."""
+        train = self.resources.train.model_copy(update={"processes": processes})
+        return self.model_copy(update={"resources": self.resources.model_copy(update={"train": train})})
+
     @property
     def results(self) -> Path:
         """Folder of everything this preset makes."""
         return self.root / "results" / self.name
+
+    @property
+    def solver_runs(self) -> list[RunRow]:
+        """The trained models whose landmark matrices the solvers are compared on, possibly none."""
+        if self.benchmarks.solver.runs:
+            return [self.run(run_id) for run_id in self.benchmarks.solver.runs]
+        laplacian = [row for row in self.runs if row.attention_kind == SOLVER_KIND]
+        alike = ("model", "dataset", "recipe")
+        return [row for row in laplacian if all(getattr(row, key) == getattr(laplacian[0], key) for key in alike)]
 
     @cached_property
     def analysed_models(self) -> dict[str, LanguageModelConfig]:
@@ -322,6 +402,7 @@ def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = Non
     sheet = f"config/{name}/runs.tsv"
     _check_sources(preset, file)
     _check_runs(preset, file, sheet)
+    _check_solver_runs(preset, file)
     _check_targets(preset, file, sheet)
     return preset
 
@@ -346,6 +427,17 @@ def _check_runs(preset: Preset, file: str, sheet: str) -> None:
             if target not in targets:
                 raise UserError(f"{where}: feeds unknown {target!r}", _options(targets, target))
         check_attention_kind(row.attention_kind, preset.root, where)
+
+
+def _check_solver_runs(preset: Preset, file: str) -> None:
+    """The solvers are compared on runs of the sheet that invert Laplacian landmark matrices."""
+    known = [row.run_id for row in preset.runs if row.attention_kind == SOLVER_KIND]
+    for name in preset.benchmarks.solver.runs:
+        if name not in known:
+            raise UserError(
+                f"{file}: key 'benchmarks.solver.runs': {name!r} is no run with {SOLVER_KIND} attention",
+                _options(known, name),
+            )
 
 
 def _check_targets(preset: Preset, file: str, sheet: str) -> None:

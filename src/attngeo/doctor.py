@@ -144,13 +144,16 @@ def _backends() -> Check:
     """What `backend="auto"` will choose, from the table that `python -m attngeo.ops` prints."""
     if _version("torch") is None:
         return Check("backends", "missing", "no operator can run without torch", BUILD_REMEDY)
-    rows = importlib.import_module("attngeo.ops.backend").table()
-    compiled = [(op, device, state) for op, backend, device, state in rows if backend == "compiled"]
-    chosen = [f"{op} on {device}: {state}" for op, device, state in compiled if state.startswith("available")]
-    refused = [f"{op} on {device}: {state}" for op, device, state in compiled if state.startswith("unavailable")]
-    if refused:
-        return Check("backends", "warn", "; ".join(chosen + refused), f"{BUILD_REMEDY}; until then naive forms run")
-    return Check("backends", "ok", "; ".join(chosen) + "; every other operator: naive")
+    module = importlib.import_module("attngeo.ops.backend")
+    found: dict[str, list[str]] = {}
+    for op, device, _, backend, why in module.table():
+        if op in module.COMPILED_OPERATORS:
+            operators = found.setdefault(f"{backend} on {device} ({why.split(',')[0]})", [])
+            operators += [op] if op not in operators else []
+    detail = "; ".join(f"{choice}: {', '.join(operators)}" for choice, operators in found.items())
+    if any(choice.startswith("naive") for choice in found):
+        return Check("backends", "warn", detail, f"{BUILD_REMEDY}; until then naive forms run")
+    return Check("backends", "ok", detail)
 
 
 def _ffcv() -> Check:

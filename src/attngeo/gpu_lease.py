@@ -38,6 +38,12 @@ def device_uuids() -> dict[str, int]:
     return uuids
 
 
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as entries of CUDA_VISIBLE_DEVICES."""
+    given = os.environ.get(VISIBLE)
+    return [str(place) for place in range(len(device_numbers()))] if given is None else _listed(given)
+
+
 def lease_gpu(*, wait_s: float = 3600.0, poll_s: float = 1.0) -> str:
     """Reserve a free GPU until this process ends, set CUDA_VISIBLE_DEVICES to it and return that value.
 
@@ -46,7 +52,7 @@ def lease_gpu(*, wait_s: float = 3600.0, poll_s: float = 1.0) -> str:
     """
     given = os.environ.get(VISIBLE)
     scheduled = os.environ.get(SCHEDULED) if given is not None else None
-    entries = [str(place) for place in range(len(device_numbers()))] if given is None else _listed(given)
+    entries = visible_gpus()
     if not entries:
         seen = "this machine shows none" if given is None else f"{VISIBLE}={given!r} shows none"
         raise UserError(f"the preset asks for a GPU and {seen}", _NO_GPU_REMEDY)

@@ -64,10 +64,21 @@ def test_the_count_of_matrix_products_agrees_with_torch_s_own_counter(family: st
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.randn(1, 3, 32, 40))
     products = counted.total + counted.nystrom + counted.solver
-    if family == "gaussianformer":
-        products += counted.distance  # squared distances are matrix products
     # What is left are residuals, which are diagnosis, and row statistics of lower order.
     assert products == pytest.approx(counter.get_total_flops() / 2, rel=0.02)
+
+
+def test_the_rule_is_the_same_for_every_implementation_and_counts_the_direct_solver() -> None:
+    counts = {
+        (solver, name): count(
+            timm.create_model("laplacianformer_nano", attention_options={"solver": solver, "backend": name}), 32
+        )
+        for solver in ("newton_schulz", "cholesky")
+        for name in ("auto", "naive")
+    }
+    assert counts["cholesky", "auto"] == counts["cholesky", "naive"]
+    assert counts["newton_schulz", "auto"] == counts["newton_schulz", "naive"]
+    assert counts["newton_schulz", "auto"].solver == 40 * counts["cholesky", "auto"].solver > 0
 
 
 def test_counting_computes_nothing_and_leaves_the_model_alone() -> None:

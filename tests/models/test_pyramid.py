@@ -170,19 +170,23 @@ def test_the_head_can_be_replaced_and_left_out() -> None:
         model.reset_classifier(3, global_pool="")
 
 
-def test_a_demand_for_the_compiled_kernel_reaches_the_kernel_and_not_the_solver() -> None:
+def test_a_demand_for_an_implementation_reaches_kernel_and_solver() -> None:
     if backend.why_not_compiled("laplacian_kernel", [torch.ones(1)]):
         pytest.skip(backend.why_not_compiled("laplacian_kernel", [torch.ones(1)]))
-    for solver in ("newton_schulz", "cholesky"):
-        backend.forget()
-        options = {"backend": "compiled", "solver": solver}
-        model = timm.create_model("laplacianformer_nano", num_classes=10, attention_options=options)
-        model(torch.randn(2, 3, 32, 32)).sum().backward()
-        assert backend.ran()["laplacian_kernel"].startswith("compiled cpu")
-        assert "naive" not in backend.ran()["laplacian_kernel"]
-    gaussian = timm.create_model("gaussianformer_nano", attention_options={"backend": "compiled"})
-    with pytest.raises(UserError, match="no compiled form exists"):
-        gaussian(torch.randn(1, 3, 32, 32))
+    inverses = {"newton_schulz": "newton_schulz_inverse", "cholesky": "spd_inverse"}
+    for family in ("laplacian", "gaussian"):
+        for solver, inverse in inverses.items():
+            for name in ("compiled", "naive"):
+                backend.forget()
+                options = {"backend": name, "solver": solver}
+                model = timm.create_model(f"{family}former_nano", num_classes=10, attention_options=options)
+                model(torch.randn(2, 3, 32, 32)).sum().backward()
+                for operator in (f"{family}_kernel", inverse):
+                    assert backend.ran()[operator].startswith(f"{name} cpu")
+                    assert " + " not in backend.ran()[operator]
+    looped = timm.create_model("gaussianformer_nano", attention_options={"backend": "compiled", "backward": "loop"})
+    with pytest.raises(UserError, match="backward='loop'"):
+        looped(torch.randn(1, 3, 32, 32))
 
 
 def test_the_gaussian_solver_has_converged_at_the_start_of_training() -> None:

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from attngeo import ops
 from attngeo.errors import UserError
 from attngeo.ops import backend as ops_backend
 from attngeo.ops import laplacian_kernel
-from attngeo.ops.__main__ import main
-from attngeo.ops.backend import OPERATORS, ran, resolve, table
+from attngeo.ops.__main__ import HEADINGS, main
+from attngeo.ops.backend import COMPILED_OPERATORS, OPERATORS, ran, resolve, table
 
 
 @pytest.fixture(autouse=True)
@@ -57,14 +58,39 @@ def test_an_unknown_backend_is_named() -> None:
         call("cuda")
 
 
-def test_the_table_has_every_operator_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_operator_records_the_form_that_ran(extension: None) -> None:
+    q, v = torch.randn(1, 1, 5, 3), torch.randn(1, 1, 5, 2)
+    W = torch.eye(4).reshape(1, 1, 4, 4)
+    calls = {
+        "laplacian_kernel": lambda name: ops.laplacian_kernel(q, q, backend=name),
+        "laplacian_kernel_matmul": lambda name: ops.laplacian_kernel_matmul(q, q, v, backend=name),
+        "gaussian_kernel": lambda name: ops.gaussian_kernel(q, q, backend=name),
+        "gaussian_kernel_matmul": lambda name: ops.gaussian_kernel_matmul(q, q, v, backend=name),
+        "newton_schulz_inverse": lambda name: ops.newton_schulz_inverse(W, backend=name),
+        "spd_inverse": lambda name: ops.spd_inverse(W, backend=name),
+    }
+    assert set(calls) == set(COMPILED_OPERATORS)
+    for op, run in calls.items():
+        for name in ("auto", "compiled", "naive"):
+            ops_backend.forget()
+            run(name)
+            assert ran()[op].startswith("naive cpu" if name == "naive" else "compiled cpu ")
+
+
+def test_the_table_has_every_operator_and_type_and_a_reason(extension: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {row[0] for row in table()} == set(OPERATORS)
+    chosen = {(op, name): (backend, why) for op, device, types, backend, why in table() for name in types.split(", ")}
+    backend, why = chosen["gaussian_kernel", "float64"]
+    assert (backend, why.split()[0]) == ("compiled", "cpu")
+    assert chosen["gaussian_kernel", "bfloat16"] == ("compiled", f"{why}, computed in float32")
+    assert chosen["nystrom_attention", "float32"][0] == "naive"
     monkeypatch.setattr(ops_backend, "_extension_problem", "extension not built: no C++ compiler")
-    assert ("laplacian_kernel", "compiled", "cpu", "unavailable: extension not built: no C++ compiler") in table()
+    types = "float32, float64, bfloat16, float16"
+    assert ("spd_inverse", "cpu", types, "naive", "extension not built: no C++ compiler") in table()
 
 
 def test_the_module_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     main()
-    printed = capsys.readouterr().out
-    assert "newton_schulz_inverse" in printed
-    assert printed.splitlines()[0].split() == ["operator", "backend", "device", "state"]
+    lines = capsys.readouterr().out.splitlines()
+    assert tuple(lines[0].split()) == HEADINGS
+    assert {line.split()[0] for line in lines[1:]} == set(OPERATORS)

@@ -1,79 +1,164 @@
-"""The CUDA kernel bodies, run on the host by the emulator, obey the laws of the CPU kernels."""
+"""The CUDA launchers and kernels, run unchanged on the host by csrc/emulator, are right and race nowhere."""
 
-import ctypes
+import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
-from tests.ops.references import laplacian_bound, laplacian_reference
+from tests.ops import emulator
+from tests.ops.cuda_mutants import MUTANTS, Mutant
+from tests.ops.emulator import Workshop
 
-EMULATOR = Path(__file__).parents[2] / "cuda_ext" / "csrc" / "emulator"
-# (slices, N, M, D): one, partial tiles on every side, more than one tile, more than one stage.
-SIZES = [(1, 1, 1, 1), (2, 67, 5, 33), (1, 17, 131, 7), (2, 13, 49, 65), (1, 64, 64, 16), (2, 3, 4, 0)]
+# Kernels with one fault each (csrc/emulator/check_emulator.cpp) and what must be said of them, by mode. An empty text
+# means that the fault cannot be seen, or that there is none.
+VALUE = r"FAIL value \d+ is "
+RACE = r"WARNING: ThreadSanitizer: data race"
+OVERFLOW = r"ERROR: AddressSanitizer: heap-buffer-overflow|runtime error: index \d+ out of bounds"
+FAULTS = {
+    "none": {"plain": "", "address": "", "thread": ""},
+    "missing_barrier": {"plain": VALUE, "thread": RACE},
+    "missing_second_barrier": {"plain": VALUE, "thread": RACE},
+    "divergent_barrier": {"plain": r"block \d+ thread \d+ at __syncthreads .*: a barrier after other threads have"},
+    "barrier_after_return": {"plain": r"block \d+ thread 5: returned while others wait at .*check_emulator.cpp:\d+"},
+    "two_barriers": {"plain": r"block \d+ thread \d+ at __syncthreads .*: others wait at another barrier"},
+    "lane_missing": {"plain": r"at __shfl_down_sync .*: others of its mask wait at __syncwarp"},
+    "lane_outside_its_mask": {"plain": r"at __shfl_sync .*: its lane \d+ is not in its mask 0xffff"},
+    "source_outside_mask": {"plain": r"at __shfl_sync .*: reads lane 20, which is not in mask 0xffff"},
+    "overlapping_masks": {"plain": r"thread \d+ .*: (waits for ever: not every lane of mask|others of its mask wait)"},
+    "returned_lane": {"plain": r"(names lane 31, which is not running|returned while its warp waits for it)"},
+    "different_shuffles": {"plain": r"at __shfl_xor_sync .*: others of its mask wait at __shfl_xor_sync"},
+    "shared_overrun": {
+        "plain": r"block \d+: wrote at byte 384 of its shared memory, which has 384",
+        "address": OVERFLOW,
+    },
+    "shared_overread": {"plain": VALUE, "address": OVERFLOW},
+    "shared_of_the_block_before": {"plain": VALUE},
+    "missing_syncwarp": {"plain": VALUE, "thread": RACE},
+    "shuffle_for_syncwarp": {"plain": "", "thread": RACE},
+    "plain_sum_across_blocks": {"plain": "", "thread": RACE},
+    "atomic_sum_across_blocks": {"plain": "", "thread": ""},
+    "misaligned_vector": {"plain": "", "address": r"runtime error: .*misaligned address"},
+    "output_overrun": {"plain": "", "address": OVERFLOW},
+    "too_much_shared": {"plain": r"FAIL more shared memory than the device has"},
+}
 
 
-@pytest.fixture(scope="module")
-def bodies(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++")
-    library = tmp_path_factory.mktemp("emulator") / "bodies.so"
-    command = [compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-Wno-attributes"]
-    subprocess.run([*command, str(EMULATOR / "laplacian_kernel.cpp"), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """One folder for all workers of a session."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if base.name.startswith("popen-") else base) / "emulator"
+    folder.mkdir(exist_ok=True)
+    return Workshop(folder)
 
 
-def call(bodies: ctypes.CDLL, name: str, tensors: list[Tensor], sizes: tuple[int, int, int, int]) -> None:
-    suffix = "f32" if tensors[0].dtype == torch.float32 else "f64"
-    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-    getattr(bodies, f"{name}_{suffix}")(*pointers, *(ctypes.c_int64(size) for size in sizes), ctypes.c_double(4.0))
+def need(mode: str) -> None:
+    reason = emulator.missing(mode)
+    if reason is not None:
+        pytest.skip(reason)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("sizes", SIZES)
-def test_values_and_gradients_equal_the_definition(
-    sizes: tuple[int, int, int, int], dtype: torch.dtype, bodies: ctypes.CDLL
+def check(workshop: Workshop, name: str, mode: str, *arguments: str) -> None:
+    need(mode)
+    result = emulator.run(workshop.program(name, mode), *arguments)
+    assert result.returncode == 0, emulator.end_of(result)
+    assert re.search(r"^[1-9]\d* cases, 0 failures$", result.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_emulator_sees_each_fault(fault: str, workshop: Workshop) -> None:
+    for mode, pattern in FAULTS[fault].items():
+        need(mode)
+        program = workshop.program("emulator", mode)
+        runs = [emulator.run(program, fault, str(order)) for order in (range(4) if mode == "plain" else (3,))]
+        if pattern == "":
+            assert [result.returncode for result in runs] == [0] * len(runs), emulator.end_of(runs[0])
+        else:
+            assert any(result.returncode != 0 and re.search(pattern, result.stdout) for result in runs), (
+                emulator.end_of(runs[-1])
+            )
+
+
+@pytest.mark.parametrize("name", ["pairwise", "inverse"])
+def test_values_and_gradients_are_right_in_every_order_of_threads(name: str, workshop: Workshop) -> None:
+    check(workshop, name, "plain", "--orders", "1,2,3")
+
+
+@pytest.mark.parametrize("name", ["pairwise", "inverse"])
+def test_no_access_is_outside_or_misaligned(name: str, workshop: Workshop) -> None:
+    check(workshop, name, "address", "--orders", "2,3", "--only", "float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "only"),
+    [
+        ("pairwise", "float32 ordinary slices 2 rows 67"),
+        ("pairwise", "float32 ordinary slices 1 rows 70"),
+        ("inverse", "float32 paper start, kernel first of 5, size 33, 3 iter"),
+        ("inverse", "spd-inverse float32 kernel, 3 of size 33"),
+    ],
+)
+def test_no_two_threads_race(name: str, only: str, workshop: Workshop) -> None:
+    check(workshop, name, "thread", "--orders", "3", "--only", only)
+
+
+@pytest.mark.parametrize("name", ["pairwise", "inverse"])
+def test_offsets_beyond_32_bits_are_right(name: str, workshop: Workshop) -> None:
+    check(workshop, name, "plain", "--large", "--orders", "0")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mode", list(emulator.SANITIZERS))
+@pytest.mark.parametrize("name", ["pairwise", "inverse"])
+def test_every_shape(name: str, mode: str, workshop: Workshop) -> None:
+    orders = {"plain": "0,1,2,3,4,5,6,7", "address": "2,3", "thread": "2,3"}[mode]
+    check(workshop, name, mode, "--full", "--orders", orders)
+
+
+def mutate(mutant: Mutant, folder: Path) -> Path:
+    """A copy of the sources with the mutant's bug."""
+    csrc = folder / "csrc"
+    for part in ("cuda", "emulator"):
+        shutil.copytree(emulator.CSRC / part, csrc / part)
+    for file, find, replacement in mutant.edits:
+        path = csrc / "cuda" / file
+        text = path.read_text()
+        assert text.count(find) == 1, f"{mutant.name}: {file} holds {text.count(find)} times:\n{find}"
+        path.write_text(text.replace(find, replacement))
+    return csrc
+
+
+def catch(mutant: Mutant, mode: str, workshop: Workshop, csrc: Path) -> None:
+    need(mode)
+    orders = "0" if mutant.arguments[0] == "--large" else "2,3" if mode == "address" else "0,1,2,3"
+    arguments = [*mutant.arguments, "--orders", "3" if mode == "thread" else orders]
+    # Without the bug the same program finds nothing.
+    sound = emulator.run(workshop.program(mutant.check, mode, "-O0"), *arguments)
+    assert sound.returncode == 0, emulator.end_of(sound)
+    result = emulator.run(workshop.program(mutant.check, mode, "-O0", csrc), *arguments)
+    assert result.returncode != 0, f"{mutant.name} survives in mode {mode}"
+    assert re.search(mutant.caught[mode], result.stdout), f"{mutant.name}, mode {mode}:\n{emulator.end_of(result)}"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_a_planted_bug_is_caught(mutant: Mutant, workshop: Workshop, tmp_path: Path) -> None:
+    catch(mutant, next(iter(mutant.caught)), workshop, mutate(mutant, tmp_path))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_a_planted_bug_is_caught_in_every_mode_that_can_see_it(
+    mutant: Mutant, workshop: Workshop, tmp_path: Path
 ) -> None:
-    slices, rows, landmarks, channels = sizes
-    generator = torch.Generator().manual_seed(9)
-    q = torch.randn(slices, rows, channels, generator=generator, dtype=torch.float64).to(dtype)
-    k = torch.randn(slices, landmarks, channels, generator=generator, dtype=torch.float64).to(dtype)
-    k[:, 0] = q[:, 0]
-    weight = torch.randn(slices, rows, landmarks, generator=generator, dtype=torch.float64).to(dtype)
-    kernel = torch.full((slices, rows, landmarks), torch.nan, dtype=dtype)
-    call(bodies, "forward", [q, k, kernel], sizes)
-    grad_q, grad_k = torch.full_like(q, torch.nan), torch.full_like(k, torch.nan)
-    call(bodies, "backward", [weight, kernel, q, k, grad_q, grad_k], sizes)
-
-    q_wide, k_wide = q.double().requires_grad_(), k.double().requires_grad_()
-    expected = laplacian_reference(q_wide, k_wide)
-    expected_q, expected_k = torch.autograd.grad(expected, (q_wide, k_wide), weight.double())
-    bound = laplacian_bound(expected.detach(), channels, dtype)
-    assert ((kernel - expected).abs() <= bound).all()
-    share, eps = weight.double().abs() / 4.0, torch.finfo(dtype).eps
-    for grad, expected_grad, axis, summands in ((grad_q, expected_q, -1, landmarks), (grad_k, expected_k, -2, rows)):
-        limit = (share * (bound + (summands + 4) * eps * expected.detach())).sum(axis).unsqueeze(-1)
-        assert ((grad - expected_grad).abs() <= limit).all()
+    csrc = mutate(mutant, tmp_path)
+    for mode in mutant.caught:
+        catch(mutant, mode, workshop, csrc)
 
 
-def test_ties_have_no_gradient_and_nan_is_not_hidden(bodies: ctypes.CDLL) -> None:
-    sizes = (1, 5, 3, 7)
-    q, k = torch.full((1, 5, 7), 0.3), torch.full((1, 3, 7), 0.3)
-    weight, kernel = torch.ones(1, 5, 3), torch.empty(1, 5, 3)
-    grad_q, grad_k = torch.empty_like(q), torch.empty_like(k)
-    call(bodies, "forward", [q, k, kernel], sizes)
-    call(bodies, "backward", [weight, kernel, q, k, grad_q, grad_k], sizes)
-    assert (kernel == 1).all()
-    assert (grad_q == 0).all()
-    assert (grad_k == 0).all()
-    q[0, 2, 3] = torch.nan
-    call(bodies, "forward", [q, k, kernel], sizes)
-    call(bodies, "backward", [weight, kernel, q, k, grad_q, grad_k], sizes)
-    assert kernel[0, 2].isnan().all()
-    assert torch.isfinite(kernel[0, [0, 1, 3, 4]]).all()
-    assert grad_q[0, 2, 3].isnan()
-    assert grad_k[0, :, 3].isnan().all()
+def test_every_planted_bug_changes_a_cuda_file_and_has_a_name_of_its_own() -> None:
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(set(names)) == len(names) >= 10
+    assert all(mutant.caught for mutant in MUTANTS)

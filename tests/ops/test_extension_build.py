@@ -125,14 +125,17 @@ def test_a_binary_that_cannot_be_loaded_is_a_problem_and_no_crash(built: Path, t
     assert result.stdout.startswith("naive cpu (extension cannot be loaded here: ")
 
 
-def test_sources_that_do_not_compile_are_an_error_and_the_former_build_stays(built: Path, tmp_path: Path) -> None:
+def test_sources_that_do_not_compile_are_an_error_and_the_former_build_stays(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTNGEO_CUDA", "0")
     folder = tmp_path / "cuda_ext"
     shutil.copytree(built, folder)
     binary = (folder / "attngeo_ext" / "_C.abi3.so").read_bytes()
     before = record(folder)
-    source = folder / "csrc" / "cpu" / "laplacian_kernel.cpp"
+    source = folder / "csrc" / "cpu" / "variant.h"  # which every source includes: all of them stop at once
     original = source.read_text()
-    source.write_text(original + "int broken() { return no_such_name; }\n")
+    source.write_text(original + "inline int broken() { return no_such_name; }\n")
     result = build(folder)
     assert result.returncode == 1
     assert re.match(r"attngeo_ext: ERROR: the compiler failed: .*error: .*no_such_name", result.stdout.splitlines()[-1])
@@ -196,20 +199,6 @@ def test_a_toolkit_of_another_major_version_leaves_the_cpu_part_and_says_both_ve
     )
     assert f"nvcc is 9.2 but torch {torch.__version__} was built with CUDA {torch.version.cuda}" in result.stdout
     assert "install a CUDA" in result.stdout
-
-
-@pytest.mark.skipif(NVCC is None, reason="no nvcc: the CUDA sources are not compiled here")
-def test_the_cuda_sources_compile_without_spills(tmp_path: Path) -> None:
-    command = [str(NVCC), "-O3", "-std=c++17", "-Xptxas", "-v", "-gencode=arch=compute_90,code=sm_90", "-c"]
-    result = subprocess.run(
-        [*command, str(SOURCE / "csrc" / "cuda" / "laplacian_kernel.cu"), "-o", str(tmp_path / "out.o")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    printed = result.stdout + result.stderr
-    assert len(re.findall(r"Compiling entry function", printed)) == 6
-    assert set(re.findall(r"(\d+) bytes spill", printed)) == {"0"}
 
 
 def test_the_installed_cuda_build_has_no_spills_on_any_architecture() -> None:

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from attngeo.ops import gaussian_kernel, laplacian_kernel, newton_schulz_inverse, nystrom_attention, nystrom_matrix
+from attngeo.ops import backend as ops_backend
+from attngeo.ops import (
+    gaussian_kernel,
+    gaussian_kernel_matmul,
+    laplacian_kernel,
+    laplacian_kernel_matmul,
+    newton_schulz_inverse,
+    nystrom_attention,
+    nystrom_matrix,
+)
 from attngeo.ops.nystrom import NORMALIZATIONS, Kernel, Normalization
 from tests.ops.references import relative_error
 from tests.tolerances import FLOAT64_RELATIVE, NYSTROM_FLOAT32_RELATIVE, NYSTROM_FLOAT64_RELATIVE
@@ -41,6 +50,41 @@ def test_the_linear_form_equals_the_dense_form(
         torch.autograd.grad(output, leaves, weight), torch.autograd.grad(expected, leaves, weight), strict=True
     ):
         assert (grad - expected_grad).abs().max() <= 1e-8 * (1 + expected_grad.abs().max())
+
+
+@pytest.mark.parametrize("name", ["laplacian", "gaussian"])
+@pytest.mark.parametrize("normalization", ["injective_row", "row_sum", "none"])
+def test_products_in_place_of_the_kernel_give_the_same(name: str, normalization: Normalization, backend: str) -> None:
+    q, pooled, v = (tensor.requires_grad_() for tensor in problem())
+    kernel, matmul = {
+        "laplacian": (laplacian_kernel, laplacian_kernel_matmul),
+        "gaussian": (gaussian_kernel, gaussian_kernel_matmul),
+    }[name]
+    scale = None if normalization == "row_sum" else torch.tensor([1.0, 0.1, 0.3], dtype=torch.float64)
+    kept, saved = (
+        nystrom_attention(
+            q, pooled, v, kernel, kernel_matmul=m, normalization=normalization, scale=scale, backend=backend
+        )
+        for m in (None, matmul)
+    )
+    assert relative_error(saved, kept) <= NYSTROM_FLOAT64_RELATIVE
+    weight = torch.randn(kept.shape, dtype=torch.float64)
+    for grad, expected in zip(
+        *(torch.autograd.grad(output, (q, pooled, v), weight) for output in (saved, kept)), strict=True
+    ):
+        assert (grad - expected).abs().max() <= 1e-8 * (1 + expected.abs().max())
+
+
+def test_the_backend_reaches_kernel_and_solver(extension: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, pooled, v = problem()
+    for name, beginning in (("naive", "naive cpu"), ("compiled", "compiled cpu")):
+        monkeypatch.setattr(ops_backend, "_ran", {})
+        output = nystrom_attention(q, pooled, v, laplacian_kernel, backend=name)
+        ran = ops_backend.ran()
+        assert ran["laplacian_kernel"].startswith(beginning)
+        assert ran["spd_inverse"].startswith(beginning)
+        Z = nystrom_matrix(q, pooled, laplacian_kernel, backend=name)
+        assert relative_error(output, Z @ v) <= NYSTROM_FLOAT64_RELATIVE
 
 
 def test_float32_keeps_the_promised_accuracy() -> None:
@@ -137,5 +181,7 @@ def test_bad_arguments_are_named() -> None:
     q, pooled, v = problem()
     with pytest.raises(ValueError, match="not 'softmax'"):
         nystrom_attention(q, pooled, v, laplacian_kernel, normalization="softmax")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kernel_matmul must be None"):
+        nystrom_attention(q, pooled, v, laplacian_kernel, kernel_matmul=laplacian_kernel_matmul)
     with pytest.raises(ValueError, match="scale must be None"):
         nystrom_attention(q, pooled, v, laplacian_kernel, normalization="row_sum", scale=torch.ones(3))

@@ -232,6 +232,103 @@ def write_injectivity(
     return path
 
 
+def write_operator_timings(folder: Path, *, ratio: float = 5.0, repeats: int = 10) -> Path:
+    """Timings of this machine's processor: `ratio` times faster than torch at every size."""
+    rows = [
+        row
+        for operation in ("laplacian_kernel", "newton_schulz_inverse")
+        for tokens in (16, 32, 64, 128, 784)
+        for row in _timing_rows(operation, tokens, ratio, repeats, {"device_kind": "cpu", "device": DEVICE})
+    ]
+    path = folder / "benchmarks" / "operators.json"
+    records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
+    return path
+
+
+def write_gpu_timings(
+    folder: Path,
+    *,
+    devices: Iterable[str] = (),
+    ratio: float = 9.0,
+    repeats: int = 20,
+    tokens: Iterable[int] = (16, 32, 64, 128),
+    same_sources: bool = True,
+) -> Path:
+    """Timings gathered from GPUs; without devices a file without records, as where none has been measured."""
+    rows = []
+    for device in devices:
+        labels = {"device_kind": "cuda", "device": device, "same_sources": same_sources}
+        for operation in ("laplacian_kernel", "newton_schulz_inverse"):
+            for n in tokens:
+                rows += _timing_rows(operation, n, ratio, repeats, labels)
+    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=["metric", "value", "n"])
+    path = folder / "benchmarks" / "gpu.json"
+    records.write(path, records.from_frame(frame, provenance={"device": DEVICE}, source="invented"))
+    return path
+
+
+def _timing_rows(
+    operation: str, tokens: int, ratio: float, repeats: int, labels: dict[str, object]
+) -> list[dict[str, object]]:
+    channels = 32 if operation == "laplacian_kernel" else 0
+    rows: list[dict[str, object]] = []
+    for direction in ("forward", "backward"):
+        case = labels | {"operation": operation, "direction": direction, "slices": 64, "channels": channels}
+        case |= {"tokens": tokens, "landmarks": tokens, "unit": "ms", "n": repeats}
+        spread = {"spread": 0.001 * tokens, "spread_kind": "median minus minimum over repeats"}
+        for contestant, role, time_ms in (
+            ("attngeo", "ours", 0.01 * tokens),
+            ("torch.cdist(p=1) + exp", "peer", 0.01 * tokens * ratio),
+            ("torch broadcasting, in blocks", "peer", 0.05 * tokens * ratio),
+            ("scipy cdist + exp", "peer", 0.001),
+        ):
+            backend = "compiled invented" if role == "ours" else ""
+            who = {"contestant": contestant, "role": role, "backend": backend}
+            rows.append(case | spread | who | {"metric": "time_ms", "value": time_ms})
+        speedup = {"metric": "speedup", "value": ratio, "role": "ours", "contestant": "attngeo"}
+        rows.append(case | speedup | {"unit": "1", "against": "torch.cdist(p=1) + exp"})
+    return rows
+
+
+def write_solver(
+    folder: Path,
+    *,
+    newton_schulz: float = 0.5,
+    conjugate_gradient: float = 0.25,
+    rounding: float = 1e-6,
+    matrices: int = 48,
+    trained: bool = True,
+) -> Path:
+    """Residuals that fall by a factor a matrix product, down to rounding; the start as printed overflows."""
+    rows: list[dict[str, object]] = []
+    for matrix in ("random", "kappa_50", *(["trained"] if trained else [])):
+        shared = {"matrix": matrix, "landmarks": "16", "eps": 0.01, "seeds": 3, "unit": "1", "n": matrices}
+        rows.append(shared | {"metric": "condition", "value": 50.0})
+        for solver, factor in (
+            ("newton_schulz", newton_schulz),
+            ("newton_schulz_identity", newton_schulz**2),
+            ("newton_schulz_printed", math.inf),
+            ("conjugate_gradient", conjugate_gradient),
+        ):
+            each = 1 if solver == "conjugate_gradient" else 2
+            for iteration in range(1, 1 + 40 // each):
+                products = each * iteration
+                residual = math.inf if math.isinf(factor) else max(rounding, 3.0 * factor**products)
+                labels = shared | {"solver": solver, "products": products, "iterations": iteration}
+                rows += _residual_rows(labels, residual)
+        for solver in ("cholesky", "pinv"):
+            rows += _residual_rows(shared | {"solver": solver}, rounding)
+    path = folder / "benchmarks" / "solver.json"
+    provenance = {"device": DEVICE, "settings": {"runs": ["invented-run"]}}
+    records.write(path, records.from_frame(pd.DataFrame(rows), provenance=provenance, source="invented"))
+    return path
+
+
+def _residual_rows(labels: dict[str, object], residual: float) -> list[dict[str, object]]:
+    factors = {"": 1.0, "_lower_quartile": 0.5, "_upper_quartile": 2.0, "_largest": 4.0}
+    return [labels | {"metric": f"solver_residual{name}", "value": f * residual} for name, f in factors.items()]
+
+
 def _injectivity_row(
     shared: dict[str, object], form: str, landmarks: int, metric: str, value: float
 ) -> dict[str, object]:
@@ -296,12 +393,17 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
     runs = write_runs(folder, nan_run=nan_run)
     walks = [write_connection_walk(folder, model) for model in ("invented-encoder", "invented-decoder@4bit")]
     variational, injectivity = write_variational(folder, nan=nan_run), write_injectivity(folder)
+    timings, gpu = write_operator_timings(folder), write_gpu_timings(folder, devices=["Invented GPU"])
+    solver = write_solver(folder)
     return {
         "fig2": runs,
         "fig3": runs,
         "tab1": runs,
+        "fig5": [timings, gpu],
+        "tab5": [timings, gpu],
+        "fig6": [solver],
         "fig7": [injectivity],
         "fig10": walks,
         "fig16": [variational],
-        "tab9": [*runs, *walks, variational, injectivity],
+        "tab9": [*runs, *walks, variational, injectivity, timings, gpu, solver],
     }

@@ -40,11 +40,15 @@ def test_overrides_replace_single_keys() -> None:
         ({"connection_walk": {"window": 3}}, ["connection_walk.window", "windows"]),
         ({"connection_walk": {"windows": 0}}, ["connection_walk.windows", "0"]),
         ({"resources": {"train": {"device": "tpu"}}}, ["resources.train.device", "tpu", "cuda"]),
+        ({"resources": {"train": {"device": "cuda", "processes": 3}}}, ["resources.train", "gpu: 3"]),
         ({"datasets": {"a b": {"source": "x"}}}, ["a b", "file name"]),
         ({"datasets": {"fashion": {"source": "embedded"}}}, ["fashion", "fashion-mnist"]),
         ({"figures": ["fig7", "fig70"]}, ["fig70", "fig7"]),
         ({"language_models": [{"id": "x"}]}, ["language_models.0.source", "missing"]),
         ({"injectivity": {"model": "minilm-l6"}}, ["injectivity.model", "dinov2-s"]),
+        ({"benchmarks": {"solver": {"landmarks": 15}}}, ["benchmarks.solver.landmarks", "square"]),
+        ({"benchmarks": {"solver": {"runs": ["fashion-softmax-s0"]}}}, ["fashion-softmax-s0", "fashion-laplacian-s0"]),
+        ({"benchmarks": {"operators": {"sizes": [[1, 2, 3]]}}}, ["benchmarks.operators.sizes.0.3", "missing"]),
         ({"vision_models": [], "language_models": [], "figures": ["fig10"]}, ["fig10", "nothing to show"]),
     ],
 )
@@ -53,6 +57,13 @@ def test_a_wrong_key_or_value_is_explained(overrides: dict[str, object], words: 
         load_preset(ROOT, "demo", overrides)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_solvers_are_compared_on_every_seed_of_the_first_laplacian_run() -> None:
+    names = [row.run_id for row in load_preset(ROOT, "demo").solver_runs]
+    assert names == ["fashion-laplacian-s0", "fashion-laplacian-s1", "fashion-laplacian-s2"]
+    chosen = load_preset(ROOT, "demo", {"benchmarks": {"solver": {"runs": ["textile-laplacian-s0"]}}})
+    assert [row.run_id for row in chosen.solver_runs] == ["textile-laplacian-s0"]
 
 
 @pytest.mark.parametrize(

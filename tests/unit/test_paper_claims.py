@@ -177,6 +177,7 @@ def test_powered_presets_ask_for_what_the_rules_need(preset):
         "windows": settings["connection_walk"]["windows"],
         "tokens a window": settings["connection_walk"]["window_tokens"],
         "null draws": settings["connection_walk"]["null_draws"],
+        "matrices": settings["benchmarks"]["solver"]["matrices"] * len(settings["benchmarks"]["solver"]["seeds"]),
     }
     for claim in claims.claims():
         for minimum in claim.minimums:
@@ -555,6 +556,51 @@ def test_solvers_are_compared_at_equal_products_on_both_kinds_of_matrices():
         decide(frame(*ours, *elsewhere))
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected", "words"),
+    [
+        ({"newton_schulz": 0.2, "rounding": 0.0}, "confirmed", "ahead in 40 of 40 comparisons"),
+        ({"rounding": 0.0}, "refuted", "ahead in 0 of 40 comparisons, in 0 of the 40 where either is above rounding"),
+        # Equal at rounding is neither ahead nor behind.
+        ({}, "untested", "ahead in 0 of 40 comparisons, in 0 of the 20 where either is above rounding"),
+        ({"newton_schulz": 0.2, "rounding": 1e-3}, "partly", "ahead in 4 of 40 comparisons, in 4 of the 4 where"),
+        ({"matrices": 8, "newton_schulz": 0.2, "rounding": 0.0}, "indicated", "8 matrices of at least 16"),
+        ({"trained": False}, "untested", "solver residual (matrix trained, solver newton_schulz) has not been"),
+    ],
+)
+def test_solver_claim_rests_on_trained_and_kappa_50_matrices(tmp_path, settings, expected, words):
+    paper_results.write_solver(tmp_path, **settings)
+    found = verdict("P2.d", "study", tmp_path)
+    assert found.verdict == expected, found.reason
+    assert words in found.reason
+
+
+def test_solver_claim_says_when_each_gets_there(tmp_path):
+    paper_results.write_solver(tmp_path)
+    numbers = verdict("P2.d", "study", tmp_path).numbers
+    assert numbers["products to reach 0.01, Newton-Schulz, trained"] == 10.0  # 3 / 2^10 is the first below 0.01
+    assert numbers["products to reach 0.01, conjugate gradient, trained"] == 5.0
+    paper_results.write_solver(tmp_path, newton_schulz=0.99)
+    numbers = verdict("P2.d", "study", tmp_path).numbers
+    assert numbers["products to reach 0.01, Newton-Schulz, trained"] == "more than 40"
+
+
+def test_gpu_claim_waits_for_a_gpu(tmp_path):
+    paper_results.write_operator_timings(tmp_path)
+    paper_results.write_gpu_timings(tmp_path)
+    found = verdict("P2.e", "study", tmp_path)
+    assert found.verdict == "untested"
+    assert found.reason == "speedup (device_kind cuda) has not been measured"
+    paper_results.write_gpu_timings(tmp_path, devices=["GPU"])
+    found = verdict("P2.e", "study", tmp_path)
+    assert found.verdict == "confirmed"
+    assert found.evidence == ("benchmarks/gpu.json",)
+    paper_results.write_gpu_timings(tmp_path, devices=["GPU"], repeats=4)
+    assert "4 timings of at least 5" in verdict("P2.e", "study", tmp_path).reason
+    paper_results.write_gpu_timings(tmp_path, devices=["GPU"], ratio=0.5)
+    assert verdict("P2.e", "study", tmp_path).verdict == "refuted"
+
+
 def test_gpu_speed_is_judged_on_a_gpu_at_every_published_size():
     rows = [
         {
@@ -565,7 +611,7 @@ def test_gpu_speed_is_judged_on_a_gpu_at_every_published_size():
             "tokens": n,
             "value": 3.0,
         }
-        for operation in ("laplacian_kernel", "newton_schulz")
+        for operation in ("laplacian_kernel", "newton_schulz_inverse")
         for direction in ("forward", "backward")
         for n in (16, 32, 64, 128)
     ]

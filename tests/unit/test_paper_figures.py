@@ -48,7 +48,7 @@ def draw_everything(results: Path, inputs: dict[str, list[Path]], out: Path, **e
         [sys.executable, "-c", DRAW_EVERYTHING, json.dumps(names), str(out)],
         check=True,
         cwd=results,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "src")))} | environment,
     )
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())}
 
@@ -93,7 +93,7 @@ def test_caption_counts_what_was_not_finite(with_nan, name, count):
     assert f" {count} values were not finite and could not be drawn." in made(name, with_nan).caption
 
 
-@pytest.mark.parametrize("name", ["fig7", "fig10"])
+@pytest.mark.parametrize("name", ["fig5", "fig7", "fig10", "tab5"])
 def test_caption_is_silent_where_all_is_finite(with_nan, name):
     assert "not finite" not in made(name, with_nan).caption
 
@@ -178,7 +178,7 @@ def test_ids_of_models_are_whole_and_within_the_figure(tmp_path, count):
     assert_titles_fit(figure)
 
 
-@pytest.mark.parametrize("name", ["fig2", "fig3", "fig7", "fig16"])
+@pytest.mark.parametrize("name", ["fig2", "fig3", "fig5", "fig6", "fig7", "fig16"])
 def test_titles_are_within_the_figure(with_nan, name):
     assert_titles_fit(made(name, with_nan).figure)
 
@@ -220,6 +220,84 @@ def test_caption_of_the_injectivity_figure_says_whose_matrices_they_are(with_nan
     caption = made("fig7", with_nan).caption
     assert "layer-normalised features (invented features) under one random projection" in caption
     assert "inverted exactly; they are not that model's own attention" in caption
+
+
+@pytest.fixture
+def timings(tmp_path):
+    return paper_results.write_operator_timings(tmp_path / "demo")
+
+
+def test_gpu_that_was_not_measured_is_said_and_not_drawn(tmp_path, timings):
+    inputs = [timings, paper_results.write_gpu_timings(tmp_path / "demo")]
+    drawn = made("fig5", {"fig5": inputs})
+    assert [axis.texts[0].get_text() for axis in drawn.figure.axes] == ["our GPU, not measured"] * 4
+    assert "GPU: not measured by this project." in drawn.caption
+    on_gpu = drawn.data[drawn.data["device_kind"] == "cuda"]
+    assert set(on_gpu["kind"]) == {"paper"}
+    tabulated = made("tab5", {"tab5": inputs})
+    (row,) = rows_with(tabulated.frame, device="our GPU, not measured")
+    assert pd.isna(row["time (ms)"])
+    assert "No GPU has been measured by this project." in tabulated.caption
+
+
+def test_measured_gpus_are_named_and_drawn_as_measured(tmp_path, timings):
+    gpu = paper_results.write_gpu_timings(tmp_path / "demo", devices=["GPU B", "GPU A"], same_sources=False)
+    drawn = made("fig5", {"fig5": [gpu, timings]})
+    assert not [text for axis in drawn.figure.axes for text in axis.texts]
+    labels = drawn.figure.axes[0].get_legend_handles_labels()[1]
+    assert labels[4:] == [f"{name}, GPU {letter} (ours)" for letter in "AB" for name in ("torch", "attngeo")]
+    assert "GPU: GPU A, GPU B (GPU A, GPU B: with earlier sources of the operators)." in drawn.caption
+    ours = drawn.data[(drawn.data["device"] == "GPU A") & (drawn.data["form"] == "own")]
+    assert sorted(set(ours["tokens"])) == [16, 32, 64, 128]
+    assert ours.loc[ours["tokens"] == 64, "time_ms"].tolist() == [0.64] * 4, "two operators, two directions"
+    heights = [bar.get_height() for bar in drawn.figure.axes[0].patches]
+    assert heights.count(0.64) == 3, "the processor's bar and one for each GPU"
+
+
+def test_timing_below_the_published_resolution_is_hollow(tmp_path, timings):
+    drawn = made("fig5", {"fig5": [timings, paper_results.write_gpu_timings(tmp_path / "demo")]})
+    bars = [bar for axis in drawn.figure.axes for bar in axis.patches]
+    assert sum(not bar.get_fill() for bar in bars) == 2
+    published = drawn.data[drawn.data["kind"] == "paper"]
+    assert (published["time_ms"] == 0.0).sum() == 2, "the data hold what was published"
+
+
+@pytest.mark.parametrize("name", ["fig5", "tab5"])
+def test_every_timing_has_device_and_kind(with_nan, name):
+    drawn = made(name, with_nan)
+    frame = drawn.data if name == "fig5" else drawn.frame
+    assert frame["device"].notna().all()
+    assert set(frame["kind"]) == {"paper", "ours"}
+    assert set(frame.loc[frame["kind"] == "paper", "device"]) == {"A100"}
+    assert set(frame.loc[frame["kind"] == "ours", "device"]) == {paper_results.DEVICE, "Invented GPU"}
+
+
+def test_timing_table_compares_with_the_fastest_form_in_torch(with_nan):
+    frame = made("tab5", with_nan).frame
+    ours = rows_with(frame, kind="ours", operation="laplacian_kernel", direction="forward", tokens=784)
+    assert [row["implementation"] for row in ours] == ["attngeo", "torch.cdist(p=1) + exp"]
+    assert ours[0]["torch / own"] == pytest.approx(5.0)
+    assert pd.isna(ours[1]["torch / own"])
+    paper = rows_with(frame, kind="paper", operation="newton_schulz_inverse", direction="forward", tokens=128)
+    assert {row["implementation"]: row["torch / own"] for row in paper}["CUDA"] == pytest.approx(1.66 / 1.12)
+
+
+def test_solver_panels_say_what_there_is(tmp_path):
+    drawn = made("fig6", {"fig6": [paper_results.write_solver(tmp_path / "demo", matrices=7)]})
+    assert "a trained model's: n = 7 matrices of 16 landmarks from runs invented-run" in drawn.caption
+    assert "random tokens: n = 7 matrices of 16 landmarks from 3 seeds" in drawn.caption
+    assert "the iteration leaves the panel in 3 of 3 of them" in drawn.caption
+    assert len(drawn.data) == 3 * (3 * 20 + 40 + 2)
+    without = made("fig6", {"fig6": [paper_results.write_solver(tmp_path / "other" / "demo", trained=False)]})
+    assert "no run with" in without.figure.axes[1].texts[0].get_text()
+    assert "trained" not in without.caption
+
+
+def rows_with(frame, **cells):
+    """Rows whose cells have these values."""
+    for name, value in cells.items():
+        frame = frame[frame[name] == value]
+    return frame.to_dict("records")
 
 
 @pytest.mark.parametrize("width", [2, 7, 12, 40])

@@ -47,6 +47,7 @@ def test_ledger_reads_every_analysis_and_every_run():
     inputs = TABLES["tab9"].inputs(PRESET)
     assert {"runs/a/final.json", "runs/b/final.json", "runs/c/final.json"} < set(inputs)
     assert {"analyses/injectivity.json", "analyses/variational.json", "analyses/connection_walk/eye.json"} < set(inputs)
+    assert {"benchmarks/operators.json", "benchmarks/gpu.json", "benchmarks/solver.json"} < set(inputs)
     assert PAGES["claims"].inputs(PRESET) == inputs
 
 

@@ -35,7 +35,7 @@ def test_every_command_named_exists(name: str) -> None:
     runner = CliRunner()
     for command in commands:
         words = command.split()
-        words = words[: 2 if words[0] in ("analyze", "track") else 1]
+        words = words[: 2 if words[0] in ("analyze", "benchmark", "track") else 1]
         answer = runner.invoke(app, [*words, "--help"])
         assert answer.exit_code == 0, f"attngeo {' '.join(words)}: {answer.output}"
 

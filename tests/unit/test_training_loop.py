@@ -13,9 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from attngeo.errors import UserError
+from attngeo.ops.newton_schulz import CONVERGED_RESIDUAL
+from attngeo.training.arithmetic import Arithmetic
+from attngeo.training.distributed import ALONE
 from attngeo.training.interruption import Interruption
 from attngeo.training.mixing import Mixer
 from attngeo.training.optimization import make_average, make_optimizer, make_schedule
+from attngeo.training.sharing import evaluation_share
 from attngeo.training.validation import validate, worse
 from tests.tolerances import AVERAGE_RELATIVE, MIXED_IMAGE_ABSOLUTE, SCHEDULE_RELATIVE
 from tests.unit.training_support import CLASSES, SEED, MemoryBatches, TinyModel, tiny_model, tiny_recipe, train_tiny
@@ -29,8 +33,9 @@ def test_two_runs_of_one_seed_have_the_same_bits(tmp_path: Path) -> None:
     ).read_bytes()
 
 
-def test_the_files_of_a_run_tell_the_same(tmp_path: Path) -> None:
+def test_the_files_of_a_run_tell_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     final = train_tiny(tmp_path)
+    assert "solver not converged: residual" in capsys.readouterr().out
     assert json.loads((tmp_path / "run/final.json").read_text()) == final
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3]
@@ -38,6 +43,8 @@ def test_the_files_of_a_run_tell_the_same(tmp_path: Path) -> None:
     assert lines[-1]["val_top1"] == final["accuracy"]
     assert final["n_eval"] == 23
     assert final["solver_residual_max"] >= max(line["solver_residual_max"] for line in lines)
+    for line in (*lines, final):
+        assert line["solver_converged"] == (line["solver_residual_max"] <= CONVERGED_RESIDUAL)
     assert not (tmp_path / "scratch").exists()
 
 
@@ -45,9 +52,7 @@ def test_the_weights_written_are_the_weights_evaluated(tmp_path: Path) -> None:
     final = train_tiny(tmp_path)
     model = tiny_model()
     model.load_state_dict(safetensors.torch.load_file(tmp_path / "run/weights.safetensors"))
-    score = validate(
-        model, MemoryBatches(23, 11, shuffle=False), device="cpu", max_images=None, autocast=False, stop=Interruption()
-    )
+    score = validate(model, MemoryBatches(23, 11, shuffle=False), arithmetic=Arithmetic(), stop=Interruption())
     assert (score.accuracy, score.loss, score.n) == (final["accuracy"], final["loss"], 23)
 
 
@@ -114,12 +119,12 @@ def test_a_validation_subset_is_spread_evenly_over_the_set() -> None:
 
     batches = MemoryBatches(23, 11, shuffle=False)
     batches.images[:, 0, 0, 0] = torch.arange(23.0)
-    options: dict[str, Any] = {"device": "cpu", "autocast": False, "stop": Interruption()}
-    score = validate(Watcher(), batches, max_images=7, **options)
+    options: dict[str, Any] = {"arithmetic": Arithmetic(), "stop": Interruption()}
+    score = validate(Watcher(), evaluation_share(batches, 7, ALONE), **options)
     assert score.n == len(seen) == 7
     assert {b - a for a, b in itertools.pairwise(seen)} == {3, 4}
-    assert validate(Watcher(), batches, max_images=99, **options).n == 23
-    assert math.isnan(validate(Watcher(), MemoryBatches(0, 3, shuffle=False), max_images=None, **options).accuracy)
+    assert validate(Watcher(), evaluation_share(batches, 99, ALONE), **options).n == 23
+    assert math.isnan(validate(Watcher(), MemoryBatches(0, 3, shuffle=False), **options).accuracy)
 
 
 def test_a_nan_residual_is_the_worst_and_none_is_no_residual() -> None:

@@ -55,7 +55,10 @@ def test_numbers_that_yaml_takes_for_text_are_numbers(tmp_path: Path) -> None:
         ({"ema_decay": 1.0}, "ema_decay is 1.0"),
         ({"augment": "yes"}, "augment is 'yes'"),
         ({"mixup": -0.1}, "mixup is -0.1"),
-        ({"autocast": "float16"}, "autocast is 'float16'"),
+        ({"autocast": "float8"}, "autocast is 'float8'"),
+        ({"accumulation": 0}, "accumulation is 0"),
+        ({"accumulation": 8}, "accumulation is 8"),
+        ({"channels_last": "yes"}, "channels_last is 'yes'"),
         ({"non_finite": "ignore"}, "non_finite is 'ignore'"),
     ],
 )

@@ -23,7 +23,7 @@ from attngeo.training.run import _DATA_IDENTITY
 from attngeo.training.seeding import numpy_generator
 from tests.tolerances import CHECKPOINT_AFTER_SIGTERM_S
 from tests.unit.data_support import image_folder
-from tests.unit.training_support import MemoryBatches, TinyModel, tiny_model, tiny_recipe, train_tiny
+from tests.unit.training_support import MemoryBatches, TinyModel, stop_at, tiny_model, tiny_recipe, train_tiny
 
 ROOT = Path(__file__).parents[2]
 # What may differ between two runs that are otherwise the same.
@@ -37,16 +37,6 @@ def results(folder: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, Any]]:
     timeless = [{key: value for key, value in line.items() if key not in TIMES} for line in metrics]
     final = {key: value for key, value in json.loads((run / "final.json").read_text()).items() if key not in TIMES}
     return (run / "weights.safetensors").read_bytes(), timeless, final
-
-
-def stop_at(epoch: int, batch: int) -> Any:
-    """Hook that sends this process SIGTERM when that batch is asked for."""
-
-    def on_batch(at_epoch: int, at_batch: int) -> None:
-        if (at_epoch, at_batch) == (epoch, batch):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return on_batch
 
 
 def start_child(folder: Path, pause_s: float) -> subprocess.Popen[str]:

@@ -3,16 +3,21 @@
 python -m tests.unit.training_support FOLDER [SECONDS_A_BATCH [THREADS]]
 """
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from attngeo.training.distributed import ALONE, Team
 from attngeo.training.loop import train
 from attngeo.training.protocols import Observer
 from attngeo.training.recipe import Recipe
@@ -47,6 +52,31 @@ def tiny_model(dropout: float = 0.2) -> TinyModel:
     return TinyModel(dropout)
 
 
+@dataclass(frozen=True)
+class MemorySegment:
+    pass_number: int
+    indices: np.ndarray
+
+
+@dataclass(frozen=True)
+class MemoryOrder:
+    """Batches of a permutation by (seed, epoch), the last incomplete one dropped; or all images in order."""
+
+    num_images: int
+    batch_size: int
+    shuffle: bool
+
+    def __len__(self) -> int:
+        return self.num_images // self.batch_size if self.shuffle else -(-self.num_images // self.batch_size)
+
+    def batches(self, epoch: int, skip_batches: int = 0) -> list[list[MemorySegment]]:
+        order = torch.arange(self.num_images)
+        if self.shuffle:
+            order = torch.randperm(self.num_images, generator=generator(SEED, "permutation", epoch))
+        starts = range(skip_batches * self.batch_size, len(self) * self.batch_size, self.batch_size)
+        return [[MemorySegment(epoch, order[start : start + self.batch_size].numpy())] for start in starts]
+
+
 class MemoryBatches:
     """Images whose mean colour tells their class, sorted by class; shuffled by (seed, epoch) if `shuffle`."""
 
@@ -55,25 +85,23 @@ class MemoryBatches:
         noise = torch.randn(n, 3, 8, 8, generator=generator(SEED, "images", n))
         self.images = noise + 2 * nn.functional.one_hot(self.labels, CLASSES)[:, :, None, None]
         self.num_images, self.num_classes = n, CLASSES
-        self.batch_size, self.shuffle, self.on_batch = batch_size, shuffle, on_batch
+        self.order: Any = MemoryOrder(n, batch_size, shuffle)
+        self.on_batch = on_batch
         self.about: dict[str, Any] = {"loader": "memory", "manifest_sha256": "m1", "versions": {"torch": "1"}}
         self.served: list[tuple[int, int]] = []  # (epoch, image) of every image handed out
         self.set_epoch(0)
 
     def __len__(self) -> int:
-        return self.num_images // self.batch_size if self.shuffle else -(-self.num_images // self.batch_size)
+        return len(self.order)
 
     def set_epoch(self, epoch: int, skip_batches: int = 0) -> None:
         self.epoch, self.skip = epoch, skip_batches
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.arange(self.num_images)
-        if self.shuffle:
-            order = torch.randperm(self.num_images, generator=generator(SEED, "permutation", self.epoch))
-        for batch in range(self.skip, len(self)):
+        for number, batch in enumerate(self.order.batches(self.epoch, self.skip), start=self.skip):
             if self.on_batch is not None:
-                self.on_batch(self.epoch, batch)
-            chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+                self.on_batch(self.epoch, number)
+            chosen = torch.from_numpy(np.concatenate([segment.indices for segment in batch]))
             self.served += [(self.epoch, int(index)) for index in chosen]
             yield self.images[chosen], self.labels[chosen]
 
@@ -113,6 +141,8 @@ def train_tiny(
     threads: int = 1,
     observers: Sequence[Observer] = (),
     digest: str = "d1",
+    team: Team = ALONE,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Train the tiny model on 53 images with a checkpoint after every step, in folder/run and folder/scratch."""
     return train(
@@ -127,7 +157,19 @@ def train_tiny(
         observers=observers,
         info={"run_id": "tiny", "model": "tiny", "attention": "none", "digest": digest},
         checkpoint_every_s=0.0,
+        team=team,
+        device=device,
     )
+
+
+def stop_at(epoch: int, batch: int) -> Callable[[int, int], None]:
+    """Hook that sends this process SIGTERM when that batch is asked for."""
+
+    def on_batch(at_epoch: int, at_batch: int) -> None:
+        if (at_epoch, at_batch) == (epoch, batch):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return on_batch
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_FOLDERS = ("config", "workflow", "profiles", "src", "tools")
+_FOLDERS = ("config", "workflow", "profiles", "src", "tools", "benchmarks")
 _FILES = ("Snakefile", "Makefile", "pyproject.toml", "environment.yml", "README.md")
 
 

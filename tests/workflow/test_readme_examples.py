@@ -1,5 +1,6 @@
 """The README's worked examples run as they are written."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -46,6 +47,13 @@ def test_own_images(finished_copy: ProjectCopy) -> None:
     shutil.copy(finished_copy.root / "my_images/thin's/0.jpg", finished_copy.root / "my_images/thin's/one more.jpg")
     again = finished_copy.planned("--config preset=my-images")
     assert any(job.startswith("pack") for job in again), "a new image must be packed"
+    run_example(finished_copy, "by-hand")
+    run = finished_copy.root / "results/my-images/runs/softmax"
+    assert json.loads((run / "final.json").read_text())["world_size"] == 2
+    assert {path.name for path in (run / "evaluations").glob("*.json")} == {
+        "my-images-val-32.json",
+        "my-images-val-48.json",
+    }
 
 
 def test_own_language_model(finished_copy: ProjectCopy) -> None:

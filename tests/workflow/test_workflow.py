@@ -72,6 +72,10 @@ def test_every_number_says_where_it_comes_from(finished: ProjectCopy) -> None:
         assert content["records"], path
         for key in ("code_digest", "git_revision", "device", "torch"):
             assert content["provenance"][key], (path, key)
+    for path in (finished.root / "results/demo/benchmarks").glob("*.json"):
+        content = json.loads(path.read_text())
+        assert content["records"] or path.name == "gpu.json", path
+        assert content["provenance"]["code_digest"]
     for path in (finished.root / "results/demo/runs").glob("*/final.json"):
         final = json.loads(path.read_text())
         assert final["provenance"]["code_digest"]
@@ -110,26 +114,38 @@ def test_a_statement_in_a_figure_redraws_that_figure_only(finished_copy: Project
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "kind"),
+    ("file", "text", "kinds"),
     [
-        ("src/attngeo/layers/laplacian.py", "\n_CHANGED = 1\n", "laplacian"),
-        ("cuda_ext/csrc/cpu/laplacian_kernel.cpp", "\nstatic int changed = 1;\n", "laplacian"),
-        ("src/attngeo/layers/riemannian.py", "\n_CHANGED = 1\n", "riemannian"),
-        ("src/attngeo/layers/gaussian.py", "\n_CHANGED = 1\n", "gaussian"),
+        ("src/attngeo/layers/laplacian.py", "\n_CHANGED = 1\n", {"laplacian"}),
+        ("cuda_ext/csrc/cpu/pairwise_kernel.cpp", "\nstatic int changed = 1;\n", {"laplacian", "gaussian"}),
+        ("src/attngeo/layers/riemannian.py", "\n_CHANGED = 1\n", {"riemannian"}),
+        ("src/attngeo/layers/gaussian.py", "\n_CHANGED = 1\n", {"gaussian"}),
     ],
 )
-def test_an_edit_of_a_kind_retrains_that_kind_only(finished_copy: ProjectCopy, file: str, text: str, kind: str) -> None:
+def test_an_edit_of_a_kind_retrains_that_kind_only(
+    finished_copy: ProjectCopy, file: str, text: str, kinds: set[str]
+) -> None:
     append(finished_copy.root / file, text)
     jobs = finished_copy.planned()
     trained = _trainings(jobs)
     assert trained, jobs
-    assert all(kind in run_id for run_id in trained), trained
+    assert {run_id.split("-")[1] for run_id in trained} == kinds, trained
     assert any(job.startswith("tab1") for job in jobs)
+
+
+def test_timings_of_another_gpu_redraw_what_shows_them_and_nothing_else(finished_copy: ProjectCopy) -> None:
+    measured = finished_copy.root / "docs/measured/invented-gpu"
+    measured.mkdir(parents=True)
+    (measured / "operators.csv").write_text("device_kind,metric,value,n\n")
+    (measured / "operators.json").write_text("{}")
+    rules = {job.split()[0] for job in finished_copy.planned()}
+    assert {"gpu_timings", "fig5", "tab5", "tab9", "claims"} <= rules
+    assert rules <= {"gpu_timings", "fig5", "tab5", "tab9", "claims", "show", "all"}
 
 
 def test_comments_docstrings_and_reverted_edits_rerun_nothing(finished_copy: ProjectCopy) -> None:
     layer = finished_copy.root / "src/attngeo/layers/laplacian.py"
-    kernel = finished_copy.root / "cuda_ext/csrc/cpu/laplacian_kernel.cpp"
+    kernel = finished_copy.root / "cuda_ext/csrc/cpu/pairwise_kernel.cpp"
     original = layer.read_text()
     layer.write_text('"""Another docstring."""\n# a comment\n' + original.split('"""', 2)[2])
     append(kernel, "\n// a comment\n/* and\n   another */\n")

@@ -64,6 +64,12 @@ def asked(stage):
     return getattr(PRESET.resources, stage)
 
 
+def in_processes(count):
+    """The command line, started once or by torchrun in several processes that work together."""
+    several = f"torchrun --standalone --nproc_per_node {count} -m attngeo"
+    return "attngeo" if count == 1 else several
+
+
 def needs(stage):
     """The resources of a rule: GPUs, memory and minutes."""
     return {name: getattr(asked(stage), name) for name in ("gpu", "mem_mb", "runtime")}
@@ -98,6 +104,14 @@ def walked_inputs(wildcards):
     model = PRESET.analysed_models[wildcards.model]
     images = ["results/embedded/textile.json"] if model in PRESET.vision_models else []
     return embedded_input(model.id, model.source) + images
+
+
+def solver_inputs():
+    """Weights and images of the models whose landmark matrices the solvers are compared on."""
+    runs = PRESET.solver_runs
+    weights = [f"{RESULTS}/runs/{run.run_id}/weights.safetensors" for run in runs]
+    images = {f"{RESULTS}/data/{run.dataset}/manifest.json" for run in runs}
+    return weights + sorted(images)
 
 
 def target_outputs(target):

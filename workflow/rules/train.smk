@@ -11,10 +11,11 @@ rule train:
         f"{LOGS}/train/{{run_id}}.log",
     conda:
         "../../environment.yml"
-    threads: asked("train").threads
+    threads: asked("train").threads * asked("train").processes
     resources:
         **needs("train"),
     params:
         preset=PRESET.name,
+        command=in_processes(asked("train").processes),
     shell:
-        "attngeo train {wildcards.run_id} --preset {params.preset} --stamp {input.code} --threads {threads} > {log} 2>&1"
+        "{params.command} train {wildcards.run_id} --preset {params.preset} --stamp {input.code} --threads {threads} > {log} 2>&1"

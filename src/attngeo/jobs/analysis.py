@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attngeo.config import Preset
+from attngeo.files import write_aside
 from attngeo.ops import backend
 from attngeo.paper import records
 from attngeo.tracking.mlflow_run import log_job
@@ -25,11 +26,18 @@ def keep(
     params: dict[str, Any],
     metrics: dict[str, float],
     started: float,
+    table: bool = False,
 ) -> None:
-    """Write an analysis' numbers as records and log the job with its parameters and summary metrics."""
+    """Write an analysis' numbers as records and log the job with its parameters and summary metrics.
+
+    With `table` the numbers are also written beside the records as CSV.
+    """
     origin = provenance(code_digest, root=preset.root)
     origin |= {"preset": preset.name, "settings": params, "ran": backend.ran()}
     records.write(out, records.from_frame(frame, provenance=origin, source=name))
+    if table:
+        with write_aside(out.with_suffix(".csv")) as stream:
+            frame.to_csv(stream, index=False)
     log_job(
         preset.root,
         experiment,

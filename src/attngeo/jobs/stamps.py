@@ -8,7 +8,7 @@ from typing import Any
 from attngeo.config import Preset, RunRow
 from attngeo.data import embedded
 from attngeo.files import write_aside
-from attngeo.jobs import sources
+from attngeo.jobs import gpu_timings, sources
 from attngeo.layers.registry import ATTENTION_KINDS
 from attngeo.paper.targets import PAGES, TARGETS, Target
 from attngeo.tracking.code_digest import CodeDigest, write_stamp
@@ -70,6 +70,7 @@ def _run(preset: Preset, digest: CodeDigest, row: RunRow) -> dict[str, Any]:
             "loader": preset.datasets[row.dataset].loader,
             "device": preset.resources.train.device,
             "threads": preset.resources.train.threads,
+            "processes": preset.resources.train.processes,
         },
         packages=(*_NUMERICS, *_IMAGES),
     )
@@ -113,6 +114,31 @@ def _injectivity(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     return digest.explain(["attngeo.jobs.injectivity"], values=values, packages=_PRETRAINED)
 
 
+def _operator_benchmark(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+    return digest.explain(
+        ["attngeo.jobs.operator_benchmark"],
+        files=[preset.root / "benchmarks/port_limit.cpp"],
+        values=preset.benchmarks.operators.model_dump(mode="json"),
+        packages=("torch", "numpy", "scipy", "scikit-learn"),
+    )
+
+
+def _solver_benchmark(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+    kinds = {row.attention_kind for row in preset.solver_runs}
+    modules = [module for kind in sorted(kinds) for module in _attention(kind, digest)[0]]
+    values = preset.benchmarks.solver.model_dump(mode="json")
+    values["runs"] = [row.model_dump(mode="json", exclude={"feeds"}) for row in preset.solver_runs]
+    return digest.explain(["attngeo.jobs.solver_benchmark", *modules], values=values, packages=_NUMERICS)
+
+
+def _gpu_timings(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+    return digest.explain(
+        ["attngeo.jobs.gpu_timings"],
+        files=gpu_timings.measured_files(preset.root),
+        values={"extension": digest.extension_digest()},
+    )
+
+
 def _target(preset: Preset, digest: CodeDigest, target: Target) -> dict[str, Any]:
     paper = preset.root / "src/attngeo/paper"
     modules = [target.module, *([] if target in PAGES.values() else ["attngeo.paper.render"])]
@@ -130,6 +156,9 @@ def stamp_names(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], di
         yield f"connection_walk/{model_id}", lambda d, model_id=model_id: _walk(preset, d, model_id)  # type: ignore[misc]
     yield "variational", lambda d: _variational(preset, d)
     yield "injectivity", lambda d: _injectivity(preset, d)
+    yield "benchmarks/operators", lambda d: _operator_benchmark(preset, d)
+    yield "benchmarks/solver", lambda d: _solver_benchmark(preset, d)
+    yield "benchmarks/gpu", lambda d: _gpu_timings(preset, d)
     for name, target in TARGETS.items():
         yield f"paper/{name}", lambda d, target=target: _target(preset, d, target)  # type: ignore[misc]
 
@@ -156,6 +185,15 @@ def write_stamps(preset: Preset) -> None:
         with write_aside(active) as stream:
             stream.write(preset.name + "\n")
     digests.save_cache()
+
+
+def evaluation_digest(preset: Preset, attention: str | None) -> str:
+    """The digest of the code that evaluates a model, of ours with that attention kind or, with None, of timm's."""
+    digest = code_digests(preset.root)
+    modules, files = _attention(attention, digest) if attention else ([], [])
+    return str(
+        digest.explain(["attngeo.jobs.evaluate", *modules], files=files, packages=(*_NUMERICS, *_IMAGES))["digest"]
+    )
 
 
 def current_stamp(preset: Preset, name: str) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from attngeo.evaluation.macs import count_macs
 from attngeo.models import registry  # noqa: F401  names the models to timm, and puts their code into this job's digest
 from attngeo.tracking.mlflow_run import MlflowObserver
 from attngeo.tracking.provenance import provenance
+from attngeo.training.distributed import ALONE, Team
 from attngeo.training.loop import train
 from attngeo.training.seeding import seed_everything
 
 
-def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int) -> dict[str, Any]:
+def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int, team: Team = ALONE) -> dict[str, Any]:
     """Train a run of the sheet, resumed from its newest checkpoint if it was stopped; return what final.json holds."""
     row = preset.run(run_id)
     recipe = preset.recipes[row.recipe]
@@ -39,13 +40,13 @@ def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int) ->
     validation = batches("val", recipe.eval_batch_size, augment=False, images_per_epoch=None)
 
     seed_everything(row.seed)
-    model = timm.create_model(
-        row.model,
-        num_classes=training.num_classes,
-        img_size=recipe.image_size,
-        attention=row.attention or None,
-        drop_path_rate=recipe.drop_path,
-    )
+    options = {
+        "num_classes": training.num_classes,
+        "img_size": recipe.image_size,
+        "attention": row.attention or None,
+        "drop_path_rate": recipe.drop_path,
+    }
+    model = timm.create_model(row.model, **options)
     info = {
         "digest": code_digest,
         "run_id": run_id,
@@ -53,6 +54,8 @@ def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int) ->
         "model": row.model,
         "attention": row.attention_kind,
         "attention_of_stages": model.attention_kinds(),
+        "model_options": options,
+        "normalisation": {"mean": training.mean.tolist(), "std": training.std.tolist()},
         "dataset": row.dataset,
         "recipe": row.recipe,
         "seed": row.seed,
@@ -83,7 +86,8 @@ def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int) ->
         run_dir=run_dir,
         scratch=scratch,
         threads=threads,
-        device=preset.resources.train.device,
+        device=team.device if team.size > 1 else preset.resources.train.device,
         observers=(observer,),
         info=info | {"recipe_values": asdict(recipe)},
+        team=team,
     )

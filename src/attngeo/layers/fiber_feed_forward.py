@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from attngeo.layers.attention import Grid, TokenMacs, init_linear
 from attngeo.layers.token_metric import TokenMetric
 from attngeo.ops import low_rank_metric
+from attngeo.ops.low_rank_metric.macs import solve_macs
 
 
 class FiberFeedForward(nn.Module):
@@ -25,7 +26,5 @@ class FiberFeedForward(nn.Module):
         return low_rank_metric.solve(diagonal, factor, update).to(update.dtype)
 
     def token_macs(self, grid: Grid) -> TokenMacs:
-        """The r x r Gram matrix, its factorisation and two products with U, for every token."""
-        rank = self.token_metric.rank
-        per_token = self.dim * rank * rank + 2 * self.dim * rank + rank**3
-        return TokenMacs(metric=grid[0] * grid[1] * per_token)
+        """The solve of every token."""
+        return TokenMacs(metric=grid[0] * grid[1] * solve_macs(self.dim, self.token_metric.rank))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attngeo.layers.attention import Grid
 from attngeo.layers.landmark import LandmarkAttention, Solver
-from attngeo.ops import gaussian_kernel
+from attngeo.ops import gaussian_kernel, gaussian_kernel_matmul
 from attngeo.ops.newton_schulz import Backward, Start
 from attngeo.ops.nystrom import Normalization
 
@@ -57,3 +57,6 @@ class GaussianAttention(LandmarkAttention):
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
         return gaussian_kernel(x, y, backend=self.backend)
+
+    def kernel_matmul(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        return gaussian_kernel_matmul(x, y, v, backend=self.backend)

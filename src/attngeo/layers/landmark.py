@@ -11,8 +11,12 @@ from attngeo.layers.attention import Attention, Grid, TokenMacs, autocast_off, f
 from attngeo.layers.local_convolution import LocalConvolution
 from attngeo.layers.separate_keys import nystrom_attention_with_keys
 from attngeo.ops import newton_schulz_inverse, nystrom_attention, spd_inverse
-from attngeo.ops.newton_schulz import Backward, Start
+from attngeo.ops.newton_schulz import Backward, Start, inverse_residual
+from attngeo.ops.newton_schulz.macs import newton_schulz_macs, spd_macs
 from attngeo.ops.nystrom import NORMALIZATIONS, Normalization
+from attngeo.ops.nystrom.macs import landmark_macs, product_macs
+from attngeo.ops.pairwise import kernel_macs
+from attngeo.ops.precision import product
 
 Solver = Literal["newton_schulz", "cholesky"]
 
@@ -26,8 +30,8 @@ class LandmarkAttention(Attention):
     `shared_query_key` (ours, after SOFT) keys are the queries; otherwise a second projection makes them, and the
     landmarks are averaged from the mean of queries and keys, so that W stays symmetric with unit diagonal.
     The injective forms multiply their whitened part by a learned scale per head that starts at 1/N.
-    Kernel, solver and statistics run in float32 under autocast. `backend` chooses the kernel's implementation; the
-    solver has one alone.
+    Kernel, solver and statistics run in float32 under autocast. `backend` chooses the implementation of both kernel
+    and solver.
     """
 
     def __init__(
@@ -69,6 +73,17 @@ class LandmarkAttention(Attention):
         """Kernel values [B, H, N, M] of rows x [B, H, N, D] and y [B, H, M, D]; symmetric, 1 on the diagonal."""
         raise NotImplementedError
 
+    def landmark_matrix(self, x: Tensor, grid: Grid) -> Tensor:
+        """The matrix W [B, H, M, M] that the solver inverts for tokens x [B, N, C]; `forward` keeps nothing of it."""
+        query = self._feature(self.query(x), grid)
+        rows = query if self.key is None else (query + self._feature(self.key(x), grid)) / 2
+        landmarks = self.pool(rows, grid)
+        return self.kernel(landmarks, landmarks)
+
+    def kernel_matmul(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """kernel(x, y) v; kinds with an operator for it override this."""
+        return product(self.kernel(x, y), v)
+
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         value = self.value(x)
         query = self._feature(self.query(x), grid)
@@ -83,15 +98,16 @@ class LandmarkAttention(Attention):
     def token_macs(self, grid: Grid) -> TokenMacs:
         cells = self.landmark_grid(grid)
         tokens, marks = grid[0] * grid[1], cells[0] * cells[1]
-        feature_rows = tokens if self.key is None else 2 * tokens
-        cubes = 2 * self.iterations if self.solver == "newton_schulz" else 1
-        # C W^+ always; the row variances of the full form need a Gram matrix and one more product of the same size.
-        squares = 3 if self.normalization == "injective" else 1
+        kernel_kept = self.key is not None or self.normalization == "injective"
+        # A second set of rows for separate keys, a second pass over the same where the kernel is not kept.
+        rows = tokens if self.key is None and kernel_kept else 2 * tokens
+        solver = newton_schulz_macs(marks, self.iterations) if self.solver == "newton_schulz" else spd_macs(marks)
         return TokenMacs(
-            products=2 * tokens * marks * self.dim,
-            nystrom=squares * tokens * marks * marks * self.heads,
-            distance=(feature_rows + marks) * marks * self.dim,
-            solver=cubes * marks**3 * self.heads,
+            products=self.heads * product_macs(tokens, marks, self.head_dim),
+            nystrom=self.heads
+            * landmark_macs(tokens, marks, self.head_dim, self.normalization, kernel_kept=kernel_kept),
+            distance=self.heads * kernel_macs(rows + marks, marks, self.head_dim),
+            solver=self.heads * solver,
         )
 
     def _feature(self, projected: Tensor, grid: Grid) -> Tensor:
@@ -106,6 +122,7 @@ class LandmarkAttention(Attention):
                 landmarks,
                 value,
                 self.kernel,
+                kernel_matmul=None if self.normalization == "injective" else self.kernel_matmul,
                 normalization=self.normalization,
                 solver=self._inverse(),
                 scale=scale,
@@ -133,13 +150,11 @@ class LandmarkAttention(Attention):
                     self.solver_eps,
                     start=self.start,
                     backward=self.backward_mode,
+                    backend=self.backend,
                 )
             else:
-                inverse = spd_inverse(landmark_kernel, self.solver_eps)
-                with torch.no_grad():
-                    identity = torch.eye(landmark_kernel.shape[-1], device=inverse.device, dtype=inverse.dtype)
-                    shifted = landmark_kernel + self.solver_eps * identity
-                    residual = (identity - shifted @ inverse).norm(dim=(-2, -1))
+                inverse = spd_inverse(landmark_kernel, self.solver_eps, backend=self.backend)
+                residual = inverse_residual(landmark_kernel, inverse, self.solver_eps)
             self.solver_residual = residual.detach().amax() if residual.numel() else None
             return inverse
 

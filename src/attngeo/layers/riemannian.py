@@ -10,6 +10,7 @@ from attngeo.errors import UserError
 from attngeo.layers.attention import Attention, Grid, TokenMacs, full_precision, init_linear
 from attngeo.layers.token_metric import TokenMetric
 from attngeo.ops import low_rank_metric
+from attngeo.ops.low_rank_metric.macs import pairwise_macs
 
 Metric = Literal["query", "key", "mean"]
 METRICS = get_args(Metric)
@@ -62,8 +63,8 @@ class RiemannianAttention(Attention):
 
     def token_macs(self, grid: Grid) -> TokenMacs:
         tokens = grid[0] * grid[1]
-        scoring = (2 + self.rank) * (2 if self.metric == "mean" else 1)
-        return TokenMacs(products=(scoring + 1) * tokens * tokens * self.dim)
+        distances = pairwise_macs(tokens, tokens, self.dim, self.rank, self.metric)
+        return TokenMacs(products=distances + tokens * tokens * self.dim)
 
     def _by_head(self, x: Tensor) -> Tensor:
         """[B, N, F, ...] -> [B, H, N, D, ...] in full precision; a metric shared by the heads is expanded."""

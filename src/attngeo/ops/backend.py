@@ -18,16 +18,22 @@ else:
     _extension_problem = attngeo_ext.problem or ""
 
 BACKENDS = ("auto", "naive", "compiled")
-OPERATORS = (
+COMPILED_OPERATORS = (
     "laplacian_kernel",
+    "laplacian_kernel_matmul",
     "gaussian_kernel",
+    "gaussian_kernel_matmul",
     "newton_schulz_inverse",
     "spd_inverse",
-    "nystrom_attention",
-    "low_rank_metric",
 )
+# Operators without kernels of their own, and what they are made of.
+_MADE_OF_OTHERS = {
+    "nystrom_attention": "made of a kernel, an inverse and torch's matrix products",
+    "low_rank_metric": "made of torch's matrix products and Cholesky roots",
+}
+OPERATORS = (*COMPILED_OPERATORS, *_MADE_OF_OTHERS)
 # Half precision is there because it is computed in float32.
-_COMPILED_DTYPES = {"laplacian_kernel": (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 _ran: dict[str, set[str]] = {}
 
@@ -56,35 +62,37 @@ def _note(op: str, choice: str, device: str, index: int, why: str) -> None:
 
 def why_not_compiled(op: str, tensors: Sequence[Tensor]) -> str:
     """Why `op` cannot run compiled on these tensors, or an empty string if it can."""
-    dtypes = _COMPILED_DTYPES.get(op)
-    if dtypes is None:
-        return "no compiled form exists"
+    if op not in COMPILED_OPERATORS:
+        return f"no compiled form exists: {_MADE_OF_OTHERS[op]}"
     for tensor in tensors:
         if tensor.device != tensors[0].device:
             return "the tensors are on different devices"
-        if tensor.dtype not in dtypes:
+        if tensor.dtype not in DTYPES:
             return f"no compiled form for {tensor.dtype}"
     device = tensors[0].device
     return _device_problem(device.type, device.index or 0)
 
 
-def resolve(op: str, backend: str, *tensors: Tensor) -> str:
+def resolve(op: str, backend: str, *tensors: Tensor, naive_only: str = "") -> str:
     """Choose "naive" or "compiled" for this call and record it; UserError if "compiled" is asked for and missing.
 
-    "auto" takes the compiled form wherever the extension has one for the operator, type and device.
+    "auto" takes the compiled form wherever the extension has one for the operator, type and device, unless
+    `naive_only` names an option of this call that the compiled form does not have.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
-    why = "" if backend == "naive" else why_not_compiled(op, tensors)
+    why = ""
+    if backend != "naive":
+        why = f"no compiled form of {naive_only}" if naive_only else why_not_compiled(op, tensors)
     if backend == "compiled" and why:
-        fixable = op in _COMPILED_DTYPES and bool(_extension_problem)
+        fixable = not naive_only and op in COMPILED_OPERATORS and bool(_extension_problem)
         raise UserError(
             f"{op}: backend='compiled' is not available: {why}",
             "run `make env`" if fixable else "use backend='auto' or backend='naive'",
         )
     choice = "naive" if backend == "naive" or why else "compiled"
     device = tensors[0].device
-    _note(op, choice, device.type, device.index or 0, why if op in _COMPILED_DTYPES else "")
+    _note(op, choice, device.type, device.index or 0, why if op in COMPILED_OPERATORS else "")
     return choice
 
 
@@ -98,21 +106,29 @@ def ran() -> dict[str, str]:
     return {op: " + ".join(sorted(_ran[op])) for op in sorted(_ran)}
 
 
-def table() -> list[tuple[str, str, str, str]]:
-    """Rows (operator, backend, device, state) of every operator, where the state says why a form is unavailable."""
-    devices = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+def table() -> list[tuple[str, str, str, str, str]]:
+    """Rows (operator, device, types, backend, why) of what "auto" chooses for every operator, type and device here.
+
+    Types that are answered alike share a row.
+    """
+    devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
     rows = []
     for op in OPERATORS:
-        rows.append((op, "naive", "any", "available"))
-        if op not in _COMPILED_DTYPES:
-            rows.append((op, "compiled", "-", "no compiled form exists"))
-            continue
-        for name in devices:
-            device = torch.device(name)
-            why = _device_problem(device.type, device.index or 0)
-            if not why and _extension is not None:
-                state = f"available, chosen by auto ({_extension.variant(device.type, device.index or 0)})"
-            else:
-                state = f"unavailable: {why}"
-            rows.append((op, "compiled", name, state))
+        for device in devices:
+            answers: dict[tuple[str, str], list[str]] = {}
+            for dtype in DTYPES:
+                name = str(dtype).removeprefix("torch.")
+                answers.setdefault(_choice(op, device, dtype), []).append(name)
+            rows += [(op, str(device), ", ".join(names), *answer) for answer, names in answers.items()]
     return rows
+
+
+def _choice(op: str, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    """The backend that "auto" chooses, and why."""
+    if op not in COMPILED_OPERATORS:
+        return "naive", f"no compiled form exists: {_MADE_OF_OTHERS[op]}"
+    why = _device_problem(device.type, device.index or 0)
+    if why or _extension is None:
+        return "naive", why
+    computed = "" if dtype in (torch.float32, torch.float64) else ", computed in float32"
+    return "compiled", f"{_extension.variant(device.type, device.index or 0)}{computed}"

@@ -1,6 +1,7 @@
 """The precision policy of the operators: half precision is computed in float32, and autocast never reaches inside.
 
-Under autocast the result is float32 (as torch does for softmax and cdist); outside it has the inputs' type.
+Under autocast the result is float32 (as torch does for softmax and cdist); outside it has the inputs' type. Nor do
+torch's settings for faster float32 products (TF32, `torch.set_float32_matmul_precision`) change a result.
 """
 
 from contextlib import AbstractContextManager
@@ -27,3 +28,21 @@ def result_dtype(*tensors: Tensor) -> torch.dtype:
 def without_autocast(tensor: Tensor) -> AbstractContextManager[None]:
     """Context in which matrix products keep the type of their inputs."""
     return torch.autocast(device_type=tensor.device.type, enabled=False)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in the precision of its factors, also where torch is allowed to round those of float32 first.
+
+    There the product is taken in float64, in the backward pass too; by default torch rounds nothing.
+    """
+    if a.dtype == torch.float32 and _products_are_rounded(a.device.type):
+        return (a.double() @ b.double()).float()
+    return a @ b
+
+
+# Evaluated while torch.compile traces; a graph is traced anew when one of these settings changes.
+@torch.compiler.assume_constant_result
+def _products_are_rounded(device: str) -> bool:
+    """Whether torch may round the float32 factors of matrix products (to TF32 or bfloat16) on this device."""
+    settings = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
+    return settings.matmul.fp32_precision not in ("ieee", "none")

@@ -14,7 +14,7 @@ from attngeo.files import decode_non_finite, read_json
 if TYPE_CHECKING:
     import pandas as pd
 
-_FOLDERS_OF_A_PRESET = ("runs", "analyses")
+_FOLDERS_OF_A_PRESET = ("runs", "analyses", "benchmarks")
 _FINAL_REQUIRED = (
     *("run_id", "model", "attention", "dataset", "recipe", "seed", "accuracy", "n_eval"),
     *("parameters", "gmac", "gmac_with_apart", "gmac_uncounted"),

@@ -63,6 +63,9 @@ class Target:
 
 INJECTIVITY = "analyses/injectivity.json"
 VARIATIONAL = "analyses/variational.json"
+OPERATOR_BENCHMARK = "benchmarks/operators.json"
+SOLVER_BENCHMARK = "benchmarks/solver.json"
+GPU_TIMINGS = "benchmarks/gpu.json"
 
 
 def connection_walk_file(model_id: str) -> str:
@@ -82,11 +85,11 @@ def run_files(preset: Preset, target: str, names: tuple[str, ...]) -> list[str]:
 
 
 def ledger_files(preset: Preset) -> list[str]:
-    """Everything that a verdict may rest on: every run's final record, every model's walk, each figure's analyses."""
+    """Everything that a verdict may rest on: every run's final record, every model's walk, each figure's records."""
     finals = [f"runs/{run.run_id}/final.json" for run in preset.runs]
     figures = [path for name in preset.figures for path in FIGURES[name].inputs(preset)]
-    analyses = [path for path in figures if path.startswith("analyses/")]
-    return list(dict.fromkeys([*finals, *connection_walk_files(preset), *analyses]))
+    records = [path for path in figures if path.startswith(("analyses/", "benchmarks/"))]
+    return list(dict.fromkeys([*finals, *connection_walk_files(preset), *records]))
 
 
 def _fig2_inputs(preset: Preset) -> list[str]:
@@ -107,6 +110,14 @@ def _injectivity_inputs(preset: Preset) -> list[str]:
 
 def _variational_inputs(preset: Preset) -> list[str]:
     return [VARIATIONAL]
+
+
+def _timing_inputs(preset: Preset) -> list[str]:
+    return [OPERATOR_BENCHMARK, GPU_TIMINGS]
+
+
+def _solver_inputs(preset: Preset) -> list[str]:
+    return [SOLVER_BENCHMARK]
 
 
 def _figure(
@@ -166,6 +177,15 @@ FIGURES: dict[str, Target] = {
             ("published/imagenet.csv",),
         ),
         _figure(
+            5,
+            "fig05_kernel_timings",
+            "Timings of kernel and solver, ours and published",
+            ("P2.e",),
+            _timing_inputs,
+            ("published/kernel_timings.csv",),
+        ),
+        _figure(6, "fig06_solver_convergence", "Convergence of the solvers", ("P2.d",), _solver_inputs),
+        _figure(
             7, "fig07_injectivity", "Injectivity of attention matrices against capacity", ("P2.c",), _injectivity_inputs
         ),
         _figure(10, "fig10_transport_isometry", "Transport isometry by depth", ("P3.e", "P3.f"), connection_walk_files),
@@ -189,6 +209,14 @@ TABLES: dict[str, Target] = {
             ("P2.f",),
             _tab1_inputs,
             ("published/imagenet.csv", "published/replication.csv"),
+        ),
+        _table(
+            5,
+            "tab05_kernel_timings",
+            "Kernel timings, ours and published",
+            ("P2.e",),
+            _timing_inputs,
+            ("published/kernel_timings.csv",),
         ),
         _table(9, "tab09_ledger", "The ledger of claims", (), ledger_files, ("claims.yaml",)),
     )

@@ -29,6 +29,7 @@ NOT_COMPUTATION = tuple(
         ".jobs.extension",
         ".jobs.stamps",
         ".paper.records",
+        ".training.display",
     )
 )
 NOT_COMPUTATION_PACKAGES = ("attngeo.tracking.",)
@@ -267,6 +268,10 @@ class CodeDigest:
         operators = {folder.name for folder in (self.root / "src/attngeo/ops").iterdir() if folder.is_dir()}
         versions = {"torch": self.locked_versions().get("torch", "unlocked")}
         return _with_digest({"extension": self._extension_sources(operators), "versions": versions})
+
+    def extension_digest(self) -> str:
+        """One digest of everything that is compiled, whatever it is compiled for."""
+        return _sha256(json.dumps(self.explain_extension()["extension"], sort_keys=True))[:20]
 
     def locked_versions(self) -> dict[str, str]:
         """Versions pinned in the requirements*.lock files, by lower-case name."""

@@ -1,9 +1,15 @@
 """SIGTERM and Ctrl-C, answered between two steps so that the state saved is a whole one."""
 
+import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
+
+from attngeo.training.launch import Launch
+
+SAME_WISH_S = 1.0
 
 
 class Interrupted(SystemExit):
@@ -15,13 +21,17 @@ class Interrupted(SystemExit):
 
 
 class Interruption:
-    """Context in which SIGTERM and SIGINT are noted instead of obeyed; a second one is obeyed at once.
+    """Context in which SIGTERM and SIGINT are noted instead of obeyed; a second one, a second later, is obeyed at once.
 
-    Outside the main thread, where Python allows no handlers, it does nothing.
+    (Sooner it is the same wish told twice: Ctrl-C reaches a process from the terminal and again from torchrun.)
+    That torchrun is gone counts as SIGTERM. Outside the main thread, where Python allows no handlers, signals are left
+    alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, launch: Launch | None = None) -> None:
+        self._launch = launch or Launch()
         self._number: int | None = None
+        self._noted_at = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
@@ -33,14 +43,20 @@ class Interruption:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._restore()
 
-    def check(self) -> None:
-        """Raise Interrupted if a signal has come."""
-        if self._number is not None:
-            raise Interrupted(self._number)
+    @property
+    def number(self) -> int:
+        """The signal that has come, 0 if none has."""
+        if self._number is None and self._launch.abandoned():
+            self._number = signal.SIGTERM
+        return self._number or 0
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._number = number
-        self._restore()
+        now = time.monotonic()
+        if self._number is None:
+            self._number, self._noted_at = number, now
+        elif now - self._noted_at >= SAME_WISH_S:
+            self._restore()
+            os.kill(os.getpid(), number)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

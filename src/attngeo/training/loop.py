@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from attngeo.ops import backend
 from attngeo.training import checkpoint
+from attngeo.training.distributed import ALONE, Team
 from attngeo.training.interruption import Interrupted, Interruption
 from attngeo.training.protocols import Batches, Observer
 from attngeo.training.recipe import Recipe
@@ -30,6 +32,7 @@ def train(
     observers: Sequence[Observer] = (),
     info: dict[str, Any] | None = None,
     checkpoint_every_s: float = 60.0,
+    team: Team = ALONE,
 ) -> dict[str, Any]:
     """Train `model`, or go on with the run whose checkpoints are in `scratch`; return what final.json holds.
 
@@ -39,11 +42,19 @@ def train(
     goes into final.json and to the observers as it is.
     On a CPU the result is the same, bit for bit, however often the run was interrupted; wall times are excepted.
 
+    Of several processes (`team`) each calls this with the same arguments and takes its share of every batch: batch
+    size, learning rate and number of steps are those of the recipe, whatever their number, and the result is that of
+    one process up to the order of sums, the draws of dropout and drop-path, and statistics of batch norms. The same
+    number of processes on the same machine gives the same bits, interrupted or not.
+
     Raises UserError for a non-finite loss or gradient (unless the recipe skips them), for a full disk, and for a
-    checkpoint of another thread count, seed, recipe, digest, data set, loader or torch; Interrupted (status 128 +
-    signal) after a signal.
+    checkpoint of another thread count, number of processes, seed, recipe, digest, data set, loader or torch;
+    Interrupted (status 128 + signal) after a signal.
     """
-    with checkpoint.claim(scratch), reproducible(threads, device), Interruption() as stop:
+    if not team.leads:
+        observers = ()
+    claim = checkpoint.claim(scratch) if team.leads else nullcontext()
+    with claim, reproducible(threads, device), Interruption(team.launch) as stop:
         try:
             backend.forget()
             run = Run(
@@ -60,6 +71,7 @@ def train(
                 info=dict(info or {}),
                 checkpoint_every_s=checkpoint_every_s,
                 stop=stop,
+                team=team,
             )
             resumed = run.resume()
             for observer in observers:
@@ -75,7 +87,8 @@ def train(
             raise
         for observer in observers:
             observer.on_end(final)
-    shutil.rmtree(scratch, ignore_errors=True)
+    if team.leads:
+        shutil.rmtree(scratch, ignore_errors=True)
     return final
 
 
@@ -88,4 +101,5 @@ def _run_to_the_end(run: Run) -> dict[str, Any]:
         return run.finish()
     except Interrupted:
         run.save()
+        run.team.wait()  # a process that ended sooner would have torchrun end the one that writes
         raise

@@ -1,16 +1,43 @@
 """What the training loop asks of the data it reads and of those who watch it."""
 
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
 from torch import Tensor
 
 
+class Segment(Protocol):
+    """A run of images of one pass over the set; a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    pass_number: int
+    indices: np.ndarray  # places in the set, int64 [n]
+
+
+class Order(Protocol):
+    """Which images an epoch hands out; `batch_size` images a batch, the last of an evaluation fewer."""
+
+    batch_size: int
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        ...
+
+    def batches(self, epoch: int, skip_batches: int = 0) -> list[list[Segment]]:
+        """The batches of an epoch from number `skip_batches` on."""
+        ...
+
+
 class Batches(Protocol):
-    """Batches of normalised images [B, 3, H, W] and labels [B], repeatable epoch by epoch."""
+    """Batches of normalised images [B, 3, H, W] and labels [B], repeatable epoch by epoch.
+
+    What is iterated is what `order` says at that moment: a copy with another order reads only part of each batch.
+    """
 
     num_classes: int
     num_images: int
+    order: Any  # an Order; a loader may narrow its type
 
     def __len__(self) -> int:
         """Batches in an epoch."""

@@ -19,8 +19,8 @@ class Recipe:
 
     epochs: int  # evaluations; with images_per_epoch, an epoch need not be a pass over the data
     images_per_epoch: int | None  # training images; None: the whole set
-    batch_size: int  # images a step
-    eval_batch_size: int  # images
+    batch_size: int  # images a step, of all processes and parts together
+    eval_batch_size: int  # images, in each process
     lr: float  # peak learning rate of AdamW, for this batch_size (never rescaled behind the user's back)
     min_lr: float  # learning rate at the start of the warm-up and at the end of the cosine
     warmup_epochs: float  # epochs of linear warm-up; counted in steps, so fractions are meaningful
@@ -31,7 +31,10 @@ class Recipe:
     drop_path: float  # probability of dropping a residual branch in the last block
     image_size: int  # pixels a side
     augment: bool = True  # random crops or shifts, and flips; harmful where no image is seen twice
-    autocast: Literal["none", "bfloat16"] = "none"
+    autocast: Literal["none", "bfloat16", "float16"] = "none"  # float16 scales the loss, and needs a GPU
+    channels_last: bool = False  # images and convolutions with the channel as the innermost axis
+    accumulation: int = 1  # parts that a process cuts its share of a batch into, to hold fewer activations at a time
+    activation_checkpointing: bool = False  # blocks run again in the backward pass instead of keeping activations
     max_eval_images: int | None = None  # evenly spaced over the validation set; None: all
     mixup: float = 0.0  # alpha of the Beta distribution of mixing weights; 0: off
     cutmix: float = 0.0  # alpha of the Beta distribution of kept areas; 0: off
@@ -39,8 +42,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Refuse values without meaning; UserError names the key."""
-        at_least_one = ("epochs", "images_per_epoch", "batch_size", "eval_batch_size", "image_size", "max_eval_images")
-        for key in at_least_one:
+        counts = ("epochs", "images_per_epoch", "batch_size", "eval_batch_size", "max_eval_images")
+        for key in (*counts, "image_size", "accumulation"):
             _require(key, getattr(self, key), lambda value: value is None or value >= 1, "at least 1")
         for key in ("min_lr", "warmup_epochs", "weight_decay", "clip_grad", "mixup", "cutmix"):
             _require(key, getattr(self, key), lambda value: value >= 0, "0 or more")
@@ -48,7 +51,9 @@ class Recipe:
             _require(key, getattr(self, key), lambda value: 0 <= value < 1, "in [0, 1)")
         _require("lr", self.lr, lambda value: value > 0 and value >= self.min_lr, "above 0 and not below min_lr")
         _require("warmup_epochs", self.warmup_epochs, lambda value: value < self.epochs, "smaller than epochs")
-        _require("autocast", self.autocast, lambda value: value in ("none", "bfloat16"), "none or bfloat16")
+        _require("accumulation", self.accumulation, lambda value: value <= self.batch_size, "at most batch_size")
+        precisions = ("none", "bfloat16", "float16")
+        _require("autocast", self.autocast, lambda value: value in precisions, f"one of {', '.join(precisions)}")
         _require("non_finite", self.non_finite, lambda value: value in ("stop", "skip"), "stop or skip")
 
 

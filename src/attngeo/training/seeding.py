@@ -5,9 +5,12 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def derive_seed(seed: int, purpose: str, index: int = 0) -> int:
@@ -25,13 +28,17 @@ def generator(seed: int, purpose: str, index: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(seed, purpose, index))
 
 
-def numpy_generator(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
+def numpy_generator(seed: int, purpose: str, index: int = 0) -> "np.random.Generator":
     """A fresh NumPy generator (PCG64) for (seed, purpose, index)."""
+    import numpy as np
+
     return np.random.Generator(np.random.PCG64(derive_seed(seed, purpose, index)))
 
 
 def seed_everything(seed: int) -> None:
     """Seed the global generators of Python, NumPy and torch (all devices), which dropout and drop-path draw from."""
+    import numpy as np
+
     random.seed(derive_seed(seed, "global python"))
     np.random.seed(derive_seed(seed, "global numpy") % 2**32)  # noqa: NPY002  timm.data.Mixup draws from the old global generator
     torch.manual_seed(derive_seed(seed, "global torch"))

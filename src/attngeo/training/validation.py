@@ -1,15 +1,22 @@
 """Accuracy and loss of a model on a validation set."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from attngeo.models.pyramid import solver_residuals
-from attngeo.training.interruption import Interruption
+from attngeo.ops.newton_schulz import CONVERGED_RESIDUAL
+from attngeo.training.arithmetic import Arithmetic
+from attngeo.training.distributed import ALONE, Team
+from attngeo.training.interruption import Interrupted, Interruption
 from attngeo.training.protocols import Batches
+
+NO_RESIDUAL = -1.0  # stands for None where processes exchange numbers; residuals are norms
 
 
 @dataclass(frozen=True)
@@ -24,37 +31,40 @@ class Score:
 
 @torch.no_grad()
 def validate(
-    model: nn.Module, batches: Batches, *, device: str, max_images: int | None, autocast: bool, stop: Interruption
+    model: nn.Module, batches: Batches, *, arithmetic: Arithmetic, team: Team = ALONE, stop: Interruption
 ) -> Score:
-    """Score `model` in evaluation mode on all images, or on `max_images` evenly spaced ones (sets are sorted by class).
+    """Score `model` in evaluation mode on all images of `batches`, which are this process's share, and of the others'.
 
-    Raises Interrupted between two batches if a signal has come.
+    Raises Interrupted, in every process, if a signal has come to one.
     """
     was_training = model.training
     model.eval()
-    total = batches.num_images
-    wanted = total if max_images is None else min(max_images, total)
     batches.set_epoch(0)
-    correct, loss, n, position = 0, 0.0, 0, 0
+    correct, loss, n = 0, 0.0, 0
     residual: float | None = None
     for images, labels in batches:
-        stop.check()
-        index = torch.arange(position, position + len(labels))
-        position += len(labels)
-        keep = (index + 1) * wanted // total > index * wanted // total
-        if not keep.any():
-            continue
-        images, labels = images[keep].to(device), labels[keep].to(device)
-        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=autocast):
-            logits: Tensor = model(images)
-        loss += cross_entropy(logits.float(), labels, reduction="sum").item()
+        if stop.number:
+            break
+        images, labels = arithmetic.place(images, labels)
+        logits = arithmetic.forward(model, images)
+        loss += cross_entropy(logits, labels, reduction="sum").item()
         correct += int((logits.argmax(1) == labels).sum())
         n += len(labels)
         residual = worse(residual, solver_residuals(model))
     model.train(was_training)
-    if n == 0:
+    parts = team.gather([correct, loss, n, NO_RESIDUAL if residual is None else residual, stop.number])
+    corrects, losses, counts, residuals, signals = zip(*parts, strict=True)
+    if any(signals):
+        raise Interrupted(int(max(signals)))
+    total = int(sum(counts))
+    if total == 0:
         return Score(math.nan, math.nan, 0, None)
-    return Score(100.0 * correct / n, loss / n, n, residual)
+    return Score(100.0 * sum(corrects) / total, sum(losses) / total, total, worst(residuals))
+
+
+def worst(residuals: Iterable[float]) -> float | None:
+    """The worst of residuals of which some are NO_RESIDUAL."""
+    return reduce(worse, [None if residual == NO_RESIDUAL else residual for residual in residuals], None)
 
 
 def worse(first: float | None, second: float | None) -> float | None:
@@ -62,3 +72,8 @@ def worse(first: float | None, second: float | None) -> float | None:
     if first is None or second is None:
         return second if first is None else first
     return math.nan if math.isnan(first) or math.isnan(second) else max(first, second)
+
+
+def converged(residual: float | None) -> bool | None:
+    """Whether every inverse was reached, judged by the largest residual; None if there was none."""
+    return None if residual is None else residual <= CONVERGED_RESIDUAL

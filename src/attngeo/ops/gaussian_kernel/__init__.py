@@ -1,22 +1,42 @@
-"""The Gaussian kernel exp(-|q - k|^2 / 2)."""
+"""The Gaussian kernel exp(-|q - k|^2 / 2), and its product with values."""
+
+from types import ModuleType
 
 from torch import Tensor
 
 from attngeo.ops import backend as _backend
-from attngeo.ops.gaussian_kernel import naive
+from attngeo.ops.gaussian_kernel import compiled, naive
+from attngeo.ops.pairwise import broadcast, check_shapes
 from attngeo.ops.precision import compute_dtype, result_dtype
+
+_FORMS: dict[str, ModuleType] = {"naive": naive, "compiled": compiled}
 
 
 def gaussian_kernel(q: Tensor, k: Tensor, *, backend: str = "auto") -> Tensor:
     """exp(-|q_n - k_m|^2 / 2) for every pair: [B,H,N,D], [B,H,M,D] -> [B,H,N,M].
 
-    Tokens far from the origin lose no digits: both sides are centred first. Half precision is computed in float32.
+    Leading axes broadcast. Tokens far from the origin lose no digits. Half precision is computed in float32.
     """
-    if q.dim() < 2 or k.dim() < 2 or q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"expected [..., N, D] and [..., M, D] with one D, not {tuple(q.shape)} and {tuple(k.shape)}")
-    _backend.resolve("gaussian_kernel", backend, q, k)
+    check_shapes(q, k)
+    form = _FORMS[_backend.resolve("gaussian_kernel", backend, q, k)]
     dtype = compute_dtype(q, k)
-    return naive.gaussian_kernel(q.to(dtype), k.to(dtype)).to(result_dtype(q, k))
+    kernel: Tensor = form.gaussian_kernel(*broadcast(q.to(dtype), k.to(dtype)))
+    return kernel.to(result_dtype(q, k))
 
 
-__all__ = ["gaussian_kernel"]
+def gaussian_kernel_matmul(
+    q: Tensor, k: Tensor, v: Tensor, *, normalize: bool = False, backend: str = "auto"
+) -> Tensor:
+    """K v for K = gaussian_kernel(q, k): [B,H,N,D], [B,H,M,D], [B,H,M,V] -> [B,H,N,V]; K is symmetric in q and k.
+
+    With `normalize` the rows of K are divided by their sums, as softmax(-|q_n - k_m|^2 / 2) v: exact also where every
+    value of a row underflows. The compiled form keeps no N x M numbers, forward or backward (see README.md).
+    """
+    check_shapes(q, k, v)
+    form = _FORMS[_backend.resolve("gaussian_kernel_matmul", backend, q, k, v)]
+    dtype = compute_dtype(q, k, v)
+    output: Tensor = form.gaussian_kernel_matmul(*broadcast(q.to(dtype), k.to(dtype), v.to(dtype)), normalize)
+    return output.to(result_dtype(q, k, v))
+
+
+__all__ = ["gaussian_kernel", "gaussian_kernel_matmul"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attngeo.ops import backend as _backend
-from attngeo.ops.precision import compute_dtype, result_dtype, without_autocast
+from attngeo.ops.precision import compute_dtype, product, result_dtype, without_autocast
 
 Metric = Literal["query", "key", "mean"]
 
@@ -20,9 +20,9 @@ def solve(a: Tensor, U: Tensor, x: Tensor) -> Tensor:
     a, U, x = _prepare(dtype, a, U, x)
     with without_autocast(a):
         scaled_U = U / a.unsqueeze(-1)
-        projected = scaled_U.mT @ x.unsqueeze(-1)
+        projected = product(scaled_U.mT, x.unsqueeze(-1))
         inner = torch.cholesky_solve(projected, _capacitance_root(U, scaled_U))
-        return (x / a - (scaled_U @ inner).squeeze(-1)).to(result)
+        return (x / a - product(scaled_U, inner).squeeze(-1)).to(result)
 
 
 def logdet(a: Tensor, U: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def quadratic_form(a: Tensor, U: Tensor, x: Tensor) -> Tensor:
     dtype, result = compute_dtype(a, U, x), result_dtype(a, U, x)
     a, U, x = _prepare(dtype, a, U, x)
     with without_autocast(a):
-        projected = (U.mT @ x.unsqueeze(-1)).squeeze(-1)
+        projected = product(U.mT, x.unsqueeze(-1)).squeeze(-1)
         return ((a * x.square()).sum(-1) + projected.square().sum(-1)).to(result)
 
 
@@ -83,7 +83,7 @@ def _capacitance_root(U: Tensor, scaled_U: Tensor) -> Tensor:
 
     It fails only on input that is not finite or that overflows: NaN then, for the caller's policy to see.
     """
-    capacitance = torch.eye(U.shape[-1], dtype=U.dtype, device=U.device) + U.mT @ scaled_U
+    capacitance = torch.eye(U.shape[-1], dtype=U.dtype, device=U.device) + product(U.mT, scaled_U)
     root, failed = torch.linalg.cholesky_ex(capacitance)
     return root.masked_fill(failed.bool()[..., None, None], torch.nan)
 
@@ -94,9 +94,9 @@ def _query_distance(q: Tensor, k: Tensor, a: Tensor, U: Tensor) -> Tensor:
         # Distances do not depend on the origin; near the tokens the expansion loses the fewest digits.
         centre = k.detach().mean(-2, keepdim=True)
         q, k = q - centre, k - centre
-    squares = (a * q.square()).sum(-1).unsqueeze(-1) + a @ k.square().mT
-    distance = (squares - 2.0 * (a * q) @ k.mT).clamp_min(0.0)
+    squares = (a * q.square()).sum(-1).unsqueeze(-1) + product(a, k.square().mT)
+    distance = (squares - 2.0 * product(a * q, k.mT)).clamp_min(0.0)
     for rank in range(U.shape[-1]):
         direction = U[..., rank]
-        distance = distance + ((direction * q).sum(-1).unsqueeze(-1) - direction @ k.mT).square()
+        distance = distance + ((direction * q).sum(-1).unsqueeze(-1) - product(direction, k.mT)).square()
     return distance

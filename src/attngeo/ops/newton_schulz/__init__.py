@@ -1,15 +1,31 @@
-"""Inverses of landmark matrices: Newton-Schulz (matrix products only) and Cholesky (the direct reference)."""
+"""Inverses of landmark matrices: Newton-Schulz (matrix products only) and the direct one for positive matrices."""
 
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
 from attngeo.ops import backend as _backend
-from attngeo.ops.newton_schulz import naive
+from attngeo.ops.newton_schulz import compiled, naive
 from attngeo.ops.precision import compute_dtype, result_dtype, without_autocast
 
 Start = Literal["paper", "identity", "printed"]
 Backward = Literal["implicit", "loop"]
+
+# X is off from P^-1 by at most the residual, relative to its norm: one per cent.
+CONVERGED_RESIDUAL = 1e-2
+
+
+class NewtonSchulzInverse(NamedTuple):
+    """What the iteration reached, and the residual ||I - P X||_F of every matrix, without gradient."""
+
+    inverse: Tensor
+    residual: Tensor
+
+    @property
+    def converged(self) -> Tensor:
+        """A flag a matrix: whether its residual is at most CONVERGED_RESIDUAL."""
+        return self.residual <= CONVERGED_RESIDUAL
 
 
 def newton_schulz_inverse(
@@ -20,42 +36,60 @@ def newton_schulz_inverse(
     start: Start = "paper",
     backward: Backward = "implicit",
     backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
+) -> NewtonSchulzInverse:
     """Inverse of P = W + eps I by X <- X (2I - P X), and its residual: [B,H,M,M] -> [B,H,M,M], [B,H].
 
-    The residual ||I - P X||_F tells for each matrix how far the iteration got; it carries no gradient and is infinite
-    where the iteration overflowed. `start` is the paper's setting ("paper"), one for symmetric positive definite W
-    that needs about half the iterations ("identity"), or the formula as printed, which diverges ("printed").
-    `backward` is -X^T G X^T of a converged inverse ("implicit") or the exact gradient of the loop ("loop").
+    The residual ||I - P X||_F tells for each matrix how far the iteration got, and `converged` of the result whether
+    that was far enough; it is infinite where the iteration overflowed. `start` is the paper's setting ("paper"), one
+    for symmetric positive definite W that needs about half the iterations ("identity"), or the formula as printed,
+    which diverges ("printed"). `backward` is -X^T G X^T of a converged inverse ("implicit") or the exact gradient of
+    the loop ("loop"). "printed" and "loop" have a naive form alone.
     """
-    _check(W, iterations, start, backward)
-    _backend.resolve("newton_schulz_inverse", backend, W)
-    with without_autocast(W):
-        inverse, residual = naive.newton_schulz_inverse(W.to(compute_dtype(W)), iterations, eps, start, backward)
-    return inverse.to(result_dtype(W)), residual
+    _check(W)
+    if iterations < 0:
+        raise ValueError(f"iterations must not be negative, not {iterations}")
+    if start not in get_args(Start):
+        raise ValueError(f"start must be 'paper', 'identity' or 'printed', not {start!r}")
+    if backward not in get_args(Backward):
+        raise ValueError(f"backward must be 'implicit' or 'loop', not {backward!r}")
+    naive_only = "start='printed'" if start == "printed" else "backward='loop'" if backward == "loop" else ""
+    choice = _backend.resolve("newton_schulz_inverse", backend, W, naive_only=naive_only)
+    wide = W.to(compute_dtype(W))
+    if choice == "compiled":
+        inverse, residual = compiled.newton_schulz_inverse(wide, iterations, eps, start)
+    else:
+        with without_autocast(W):
+            inverse, residual = naive.newton_schulz_inverse(wide, iterations, eps, start, backward)
+    return NewtonSchulzInverse(inverse.to(result_dtype(W)), residual)
 
 
 def spd_inverse(W: Tensor, eps: float = 0.01, *, backend: str = "auto") -> Tensor:
-    """Inverse of the symmetric positive definite W + eps I by Cholesky: [B,H,M,M] -> [B,H,M,M].
+    """Inverse of the symmetric positive definite W + eps I, directly: [B,H,M,M] -> [B,H,M,M].
 
-    Raises torch.linalg.LinAlgError, naming the matrix of the batch, where W + eps I is not positive definite.
+    Raises torch.linalg.LinAlgError, naming the matrix of the batch, where W + eps I is not positive definite; under
+    torch.compile it is a RuntimeError. Of W only the lower triangle counts; the gradient is symmetric.
     """
     _check(W)
-    _backend.resolve("spd_inverse", backend, W)
-    with without_autocast(W):
-        inverse = naive.spd_inverse(W.to(compute_dtype(W)), eps)
+    choice = _backend.resolve("spd_inverse", backend, W)
+    wide = W.to(compute_dtype(W))
+    if choice == "compiled":
+        inverse = compiled.spd_inverse(wide, eps)
+    else:
+        with without_autocast(W):
+            inverse = naive.spd_inverse(wide, eps)
     return inverse.to(result_dtype(W))
 
 
-def _check(W: Tensor, iterations: int = 1, start: str = "paper", backward: str = "implicit") -> None:
+def inverse_residual(W: Tensor, inverse: Tensor, eps: float = 0.01) -> Tensor:
+    """||I - P X||_F of every matrix for P = W + eps I and X = `inverse`, without gradient: [...,M,M] -> [...]."""
+    with torch.no_grad(), without_autocast(W):
+        X = inverse.to(compute_dtype(W, inverse))
+        return naive.residual(naive.shifted(W.to(X.dtype), eps), X)
+
+
+def _check(W: Tensor) -> None:
     if W.dim() < 2 or W.shape[-1] != W.shape[-2]:
         raise ValueError(f"expected square matrices [..., M, M], not {tuple(W.shape)}")
-    if iterations < 0:
-        raise ValueError(f"iterations must not be negative, not {iterations}")
-    if start not in ("paper", "identity", "printed"):
-        raise ValueError(f"start must be 'paper', 'identity' or 'printed', not {start!r}")
-    if backward not in ("implicit", "loop"):
-        raise ValueError(f"backward must be 'implicit' or 'loop', not {backward!r}")
 
 
-__all__ = ["newton_schulz_inverse", "spd_inverse"]
+__all__ = ["CONVERGED_RESIDUAL", "NewtonSchulzInverse", "inverse_residual", "newton_schulz_inverse", "spd_inverse"]

@@ -5,20 +5,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attngeo.ops.precision import product
+
 
 def newton_schulz_inverse(W: Tensor, iterations: int, eps: float, start: str, backward: str) -> tuple[Tensor, Tensor]:
     """Inverse of W + eps I and the residual ||I - P X||_F of every matrix: [...,M,M] -> [...,M,M], [...]."""
-    P = W + eps * _identity_like(W)
+    P = shifted(W, eps)
     if backward == "implicit":
         inverse = _ConvergedInverse.apply(P, W.detach(), iterations, start)
     else:
         inverse = _iterate(P, W, iterations, start)
-    return inverse, _residual(P.detach(), inverse.detach())
+    return inverse, residual(P.detach(), inverse.detach())
 
 
 def spd_inverse(W: Tensor, eps: float) -> Tensor:
     """Inverse of the symmetric positive definite W + eps I: [...,M,M] -> [...,M,M]."""
-    return torch.cholesky_inverse(torch.linalg.cholesky(W + eps * _identity_like(W)))
+    return torch.cholesky_inverse(torch.linalg.cholesky(shifted(W, eps)))
+
+
+def shifted(W: Tensor, eps: float) -> Tensor:
+    """P = W + eps I."""
+    return W + eps * _identity_like(W)
+
+
+def residual(P: Tensor, X: Tensor) -> Tensor:
+    """||I - P X||_F of every matrix, infinite where it is not a number: [...,M,M], [...,M,M] -> [...]."""
+    # NaN would pass every "is it above the tolerance" test: infinity does not.
+    norm = torch.linalg.matrix_norm(_identity_like(P) - product(P, X))
+    return torch.nan_to_num(norm, nan=torch.inf, posinf=torch.inf)
 
 
 def _identity_like(W: Tensor) -> Tensor:
@@ -28,7 +42,7 @@ def _identity_like(W: Tensor) -> Tensor:
 def _iterate(P: Tensor, W: Tensor, iterations: int, start: str) -> Tensor:
     X = _start(P, W, start)
     for _ in range(iterations):
-        X = 2.0 * X - X @ (P @ X)
+        X = 2.0 * X - product(X, product(P, X))
     return X
 
 
@@ -52,12 +66,6 @@ def _reciprocal(norm: Tensor) -> Tensor:
     return torch.where(positive, 1.0 / torch.where(positive, norm, torch.ones_like(norm)), torch.zeros_like(norm))
 
 
-def _residual(P: Tensor, X: Tensor) -> Tensor:
-    # NaN would pass every "is it above the tolerance" test: infinity does not.
-    residual = torch.linalg.matrix_norm(_identity_like(P) - P @ X)
-    return torch.nan_to_num(residual, nan=torch.inf, posinf=torch.inf)
-
-
 class _ConvergedInverse(torch.autograd.Function):
     """X = P^-1 with the gradient dP = -X^T G X^T, exact once the iteration has converged."""
 
@@ -74,4 +82,4 @@ class _ConvergedInverse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (X,) = ctx.saved_tensors
-        return -X.mT @ gradient @ X.mT, None, None, None
+        return -product(product(X.mT, gradient), X.mT), None, None, None

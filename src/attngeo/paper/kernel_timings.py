@@ -1,0 +1,80 @@
+"""Kernel timings, published and ours, as one frame in which every number says whose it is and on which device."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attngeo.errors import UserError
+from attngeo.paper import records
+from attngeo.paper.results import read_published
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TORCH, OWN = "torch", "own"
+PUBLISHED_TOKENS = (16, 32, 64, 128)
+# The operators that the published table times, under the names that it gives them.
+PUBLISHED_NAMES = {"L1 distance": "laplacian_kernel", "Newton-Schulz": "newton_schulz_inverse"}
+NOT_MEASURED = "our GPU, not measured"
+COLUMNS = (
+    *("operation", "direction", "slices", "tokens", "landmarks", "channels", "form", "implementation"),
+    *("time_ms", "spread_ms", "n", "backend", "device", "device_kind", "kind"),
+)
+
+
+def published() -> "pd.DataFrame":
+    """The published timings; batch, heads and head width are not stated."""
+    import pandas as pd
+
+    frame = read_published("kernel_timings.csv")
+    own = frame["implementation"] != TORCH
+    return pd.DataFrame(
+        {
+            "operation": frame["operation"].map(PUBLISHED_NAMES),
+            "direction": frame["direction"],
+            "tokens": frame["n"],
+            "landmarks": frame["n"],
+            "form": own.map({True: OWN, False: TORCH}),
+            "implementation": frame["implementation"],
+            "time_ms": frame["time_ms"],
+            "device": frame["device"],
+            "device_kind": "cuda",
+            "kind": frame["kind"],
+        },
+        columns=list(COLUMNS),
+    )
+
+
+def ours(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """The project's operator and the fastest form in torch of every operator, direction and size of a record file."""
+    import pandas as pd
+
+    if "role" not in frame:
+        return pd.DataFrame(columns=list(COLUMNS))
+    times = frame[frame["metric"] == "time_ms"]
+    own = times[times["role"] == "ours"]
+    peers = times[(times["role"] == "peer") & times["contestant"].str.startswith("torch")]
+    case = ["device", "operation", "direction", "slices", "tokens", "landmarks", "channels"]
+    fastest = peers.sort_values("value", kind="stable").drop_duplicates(case)
+    chosen = pd.concat([own.assign(form=OWN), fastest.assign(form=TORCH)])
+    chosen = chosen.rename(columns={"contestant": "implementation", "value": "time_ms", "spread": "spread_ms"})
+    chosen = chosen.assign(kind="ours").sort_values([*case, "form"], kind="stable", ignore_index=True)
+    whole = dict.fromkeys(("slices", "tokens", "landmarks", "channels", "n"), "Int64")
+    return chosen[list(COLUMNS)].astype(whole)
+
+
+def read(inputs: Sequence[Path]) -> "tuple[pd.DataFrame, pd.DataFrame]":
+    """Our timings on this machine's CPU and on the GPUs that have been measured, from operators.json and gpu.json."""
+    by_name = {path.name: path for path in inputs}
+    for name in ("operators.json", "gpu.json"):
+        if name not in by_name:
+            raise UserError(f"no file {name} of the preset feeds the kernel timings", "let snakemake make it")
+    return ours(records.read(by_name["operators.json"])), ours(records.read(by_name["gpu.json"]))
+
+
+def older_sources(inputs: Sequence[Path]) -> list[str]:
+    """Devices that were measured with other sources of the operators than today's."""
+    frame = records.read(next(path for path in inputs if path.name == "gpu.json"))
+    if "same_sources" not in frame:
+        return []
+    return sorted(set(frame.loc[~frame["same_sources"].astype(bool), "device"]))

@@ -1,0 +1,58 @@
+rule operator_benchmark:
+    input:
+        ancient(TRACKING),
+        code=stamp("benchmarks/operators"),
+    output:
+        records=f"{RESULTS}/benchmarks/operators.json",
+        table=f"{RESULTS}/benchmarks/operators.csv",
+    log:
+        f"{LOGS}/operator_benchmark.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("benchmark").threads
+    resources:
+        **needs("benchmark"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo benchmark operators --preset {params.preset} --stamp {input.code} > {log} 2>&1"
+
+
+rule solver_benchmark:
+    input:
+        solver_inputs(),
+        ancient(TRACKING),
+        code=stamp("benchmarks/solver"),
+    output:
+        records=f"{RESULTS}/benchmarks/solver.json",
+        table=f"{RESULTS}/benchmarks/solver.csv",
+    log:
+        f"{LOGS}/solver_benchmark.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("analyze").threads
+    resources:
+        **needs("analyze"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo benchmark solver --preset {params.preset} --stamp {input.code} --threads {threads} > {log} 2>&1"
+
+
+rule gpu_timings:
+    input:
+        ancient(TRACKING),
+        code=stamp("benchmarks/gpu"),
+    output:
+        f"{RESULTS}/benchmarks/gpu.json",
+    log:
+        f"{LOGS}/gpu_timings.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("draw").threads
+    resources:
+        **needs("draw"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo benchmark gpu --preset {params.preset} --stamp {input.code} > {log} 2>&1"
