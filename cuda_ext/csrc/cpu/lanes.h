@@ -40,6 +40,7 @@ struct Lanes<float> {
   static constexpr float kRound = 12582912.0f;
   static constexpr int kBias = 127, kMantissaBits = 23;
   static constexpr int kLift = 64;
+  static constexpr int32_t kTopHalf = ~0xfff;
   static constexpr float kLower = 0x1p-64f;
   // 2^x is 0 below this.
   static constexpr float kLowestExponent = -151.0f;
@@ -65,6 +66,7 @@ struct Lanes<double> {
   static constexpr double kRound = 6755399441055744.0;
   static constexpr int kBias = 1023, kMantissaBits = 52;
   static constexpr int kLift = 512;
+  static constexpr int64_t kTopHalf = ~int64_t{0x7ffffff};
   static constexpr double kLower = 0x1p-512;
   static constexpr double kLowestExponent = -1076.0;
   // To 2^-55.
@@ -264,7 +266,7 @@ inline Vector<T> sign_of_large(Vector<T> x) {
 }
 
 // exp(scale * x) for scale * x up to 40, to about one unit in the last place, with gradual underflow; NaN stays NaN.
-// 2^(n + f) with the product scale / ln 2 * x = n + f in two parts, so that f is exact to rounding.
+// 2^(n + f) with scale / ln 2 * x = n + f, its product formed so that f is exact to rounding whatever n is.
 template <typename T>
 class Exponential {
   using L = Lanes<T>;
@@ -272,9 +274,16 @@ class Exponential {
  public:
   explicit Exponential(double scale) {
     constexpr double kLargest = std::numeric_limits<T>::max();
-    const double rate = std::fmax(scale * 1.44269504088896340736, -kLargest);
+    constexpr double kRate = 1.44269504088896340736, kRest = 2.0355273740931033e-17;  // 1 / ln 2
+    const double rate = std::fmax(scale * kRate, -kLargest);
+    const double rest = rate == scale * kRate ? std::fma(scale, kRate, -rate) + scale * kRest : 0.0;
     high_ = T(rate);
-    low_ = T(rate - double(high_));
+#if defined(__FMA__)
+    low_ = T((rate - double(high_)) + rest);
+#else
+    top_ = top_half(broadcast(high_))[0];
+    low_ = T((rate - double(top_)) + rest);
+#endif
     limit_ = T(std::fmin(L::kLowestExponent / rate, kLargest));
   }
 
@@ -285,7 +294,12 @@ class Exponential {
 #else
     const Vector<T> shifted = multiply_add<T>(bounded, high, broadcast(L::kRound)), n = shifted - L::kRound;
 #endif
+#if defined(__FMA__)
     const Vector<T> f = multiply_add<T>(bounded, broadcast(low_), multiply_add<T>(bounded, high, -n));
+#else
+    const Vector<T> top = top_half(bounded);
+    const Vector<T> f = (top * top_ - n) + (top * low_ + (bounded - top) * high);
+#endif
     Vector<T> sum = broadcast(L::kPowerOfTwo[L::kTerms - 1]);
 #pragma GCC unroll 16
     for (int i = L::kTerms - 2; i >= 0; --i) sum = multiply_add<T>(sum, f, broadcast(L::kPowerOfTwo[i]));
@@ -315,7 +329,14 @@ class Exponential {
   }
 #endif
 
+#if defined(__FMA__)
   T high_, low_, limit_;
+#else
+  // The leading half of the bits: products of two such numbers are exact.
+  static Vector<T> top_half(Vector<T> x) { return (Vector<T>)((typename L::Bits)x & L::kTopHalf); }
+
+  T high_, top_, low_, limit_;
+#endif
 };
 
 // Whether no bit is set.

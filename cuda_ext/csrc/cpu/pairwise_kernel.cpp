@@ -604,7 +604,6 @@ inline void kernel_weights(const T* grad, const T* kernel, T* to, int64_t count,
 template <typename T, PairwiseKind kind>
 void backward(const T* grad, const T* kernel, const T* q, const T* prepared, T factor, T* grad_q, T* share_k,
               T* scratch, int64_t rows, PairwiseSizes sizes, double scale) {
-  constexpr int kW = kWidth<T>;
   const int64_t channels = sizes.channels, stride = padded<T>(channels), all = sizes.landmarks;
   const T weight_scale = T(kSlopeFactor<kind> * scale);
   Scratch<T> parts{scratch};
