@@ -123,3 +123,6 @@ ENDS_AFTER_A_FAILURE_S = 60.0
 EVALUATION_FLOAT64 = 1e-12
 # Pixels normalised by one mean and deviation and then by others, or in batches of another size: float32 roundings.
 EVALUATION_RENORMALISED = 1e-4
+# Peak memory of exact kernel attention, forward and backward, in units of its input (measured: 52): projections,
+# features, their float64 copies, gradients, at most 8 partial sums of each; the kernel alone would be 128 of them.
+EXACT_ATTENTION_PEAK_INPUTS = 64.0

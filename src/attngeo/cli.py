@@ -265,6 +265,24 @@ def evaluate(
         )
 
 
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="A run of the preset, or a run's folder.")],
+    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    preset: PresetOption = "demo",
+    threads: ThreadsOption = None,
+) -> None:
+    """Write a trained model as weights (safetensors) and config.json, read back and compared before it appears.
+
+    In Python: attngeo.models.export.load_exported(OUT).
+    """
+    config = _preset(preset)
+    _use_threads(threads or config.resources.train.threads)
+    from attngeo.jobs.export import export_run
+
+    typer.echo(export_run(config, run, out))
+
+
 @analyze_app.command("connection-walk")
 def analyze_connection_walk(
     model: Annotated[str, typer.Argument(help="A language or vision model of the preset's config.yaml.")],
@@ -335,6 +353,19 @@ def benchmark_solver(preset: PresetOption = "demo", stamp: StampOption = None, t
     from attngeo.jobs.solver_benchmark import solver_benchmark
 
     solver_benchmark(config, digest)
+
+
+@benchmark_app.command("edge")
+def benchmark_edge(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+    """Latency and memory of one image at a time for every attention kind; one thread, a process each."""
+    config = _preset(preset)
+    _writable(config)
+    digest = _digest(config, stamp, "benchmarks/edge")
+    _use_threads(1)
+    from attngeo.jobs.edge_benchmark import edge_benchmark
+
+    for line in edge_benchmark(config, digest):
+        typer.echo(line)
 
 
 @benchmark_app.command("gpu")

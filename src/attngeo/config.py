@@ -29,7 +29,8 @@ from attngeo.data import embedded
 from attngeo.errors import UserError
 from attngeo.evaluation.operator_sizes import INVERSE_SLICES, INVERSE_TOKENS, PYRAMID_SIZES
 from attngeo.files import write_json
-from attngeo.models.names import FAMILIES, SIZES, model_names
+from attngeo.layers.registry import ATTENTION_KINDS
+from attngeo.models.names import FAMILIES, SIZES, attention_kind_of, kinds_in, model_names
 from attngeo.paper.targets import FIGURES, TABLES
 from attngeo.training.recipe import Recipe
 
@@ -163,11 +164,39 @@ class SolverConfig(_Strict):
         return value
 
 
+class EdgeConfig(_Strict):
+    """Models and patience of the timings of one image at a time."""
+
+    image_sizes: dict[str, tuple[Annotated[int, Field(ge=1)], ...]] = Field(
+        {"micro": (32, 64, 96), "tiny": (128, 224)}, description="image sizes (px) of each pyramid size"
+    )
+    kinds: tuple[str, ...] = Field(tuple(ATTENTION_KINDS), min_length=1, description="attention kinds")
+    repeats: int = Field(50, ge=2)
+    seconds: float = Field(1.0, gt=0, description="for each model, after which three passes suffice")
+
+    @field_validator("image_sizes")
+    @classmethod
+    def _sizes_there_are(cls, value: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        for size in value:
+            if size not in SIZES:
+                raise ValueError(f"no pyramid size {size!r}: {_options(SIZES, size)}")
+        return value
+
+    @field_validator("kinds")
+    @classmethod
+    def _kinds_there_are(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for kind in value:
+            if kind not in ATTENTION_KINDS:
+                raise ValueError(f"no attention kind {kind!r}: {_options(list(ATTENTION_KINDS), kind)}")
+        return value
+
+
 class BenchmarksConfig(_Strict):
     """What is timed and compared."""
 
     operators: OperatorTimingsConfig = OperatorTimingsConfig()
     solver: SolverConfig = SolverConfig()
+    edge: EdgeConfig = EdgeConfig()
 
 
 class RunRow(_Strict):
@@ -179,12 +208,13 @@ class RunRow(_Strict):
     recipe: Identifier
     seed: int = Field(ge=0)
     feeds: tuple[str, ...]
-    attention: str = ""  # a kind or path/to/file.py:Class instead of the kind that the model's family names
+    # A kind or path/to/file.py:Class instead of the kind that the model's family names; or one a stage, by commas.
+    attention: str = ""
 
     @property
     def attention_kind(self) -> str:
-        """The attention kind that every stage of this run must use."""
-        return self.attention or FAMILIES[self.model.rsplit("_", 1)[0]]
+        """The attention kind that every stage of this run must use; kinds that differ by stage are joined by commas."""
+        return attention_kind_of(self.model, {"attention": self.attention or None})
 
 
 class PresetFile(_Strict):
@@ -426,7 +456,12 @@ def _check_runs(preset: Preset, file: str, sheet: str) -> None:
         for target in row.feeds:
             if target not in targets:
                 raise UserError(f"{where}: feeds unknown {target!r}", _options(targets, target))
-        check_attention_kind(row.attention_kind, preset.root, where)
+        try:
+            kinds = kinds_in(row.attention_kind)
+        except UserError as error:
+            raise UserError(f"{where}: {error.what}", error.remedy) from None
+        for kind in kinds:
+            check_attention_kind(kind, preset.root, where)
 
 
 def _check_solver_runs(preset: Preset, file: str) -> None:
@@ -481,8 +516,6 @@ def _names_bound_in(file: Path) -> set[str]:
 
 def check_attention_kind(kind: str, root: Path, where: str) -> None:
     """Refuse an attention kind that no class stands behind; UserError naming the allowed kinds."""
-    from attngeo.layers.registry import ATTENTION_KINDS
-
     file, colon, name = kind.rpartition(":")
     if colon and file.endswith(".py"):
         if not (root / file).is_file():

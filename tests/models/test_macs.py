@@ -19,8 +19,7 @@ def test_published_sizes_count_as_derived_from_the_paper(size: str, parameters_m
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(
         parameters_m, rel=DERIVED_PARAMETERS_RELATIVE
     )
-    if size in ("tiny", "small"):
-        assert count(model, 224).total / 1e9 == pytest.approx(gmac, rel=DERIVED_MACS_RELATIVE)
+    assert count(model, 224).total / 1e9 == pytest.approx(gmac, rel=DERIVED_MACS_RELATIVE)
 
 
 def test_solver_and_nystrom_products_of_tiny_are_those_derived() -> None:
@@ -55,10 +54,20 @@ def test_softmax_gaussian_and_laplacian_models_of_our_sizes_match_in_parameters(
     assert max(counts.values()) <= (1 + MATCHED_PARAMETERS_RELATIVE) * min(counts.values()), counts
 
 
-@pytest.mark.parametrize("family", ["softmaxformer", "gaussianformer", "laplacianformer"])
-def test_the_count_of_matrix_products_agrees_with_torch_s_own_counter(family: str) -> None:
-    options = {} if family == "softmaxformer" else {"backend": "naive"}
-    model = timm.create_model(f"{family}_micro", num_classes=10, attention_options=options).eval()
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("softmax", {}),
+        ("linear_injective", {}),
+        ("gaussian", {"backend": "naive"}),
+        ("laplacian", {"backend": "naive"}),
+        ("laplacian", {"backend": "naive", "landmark_map": "convolution"}),
+        ("laplacian_exact", {"backend": "naive"}),
+        ("laplacian_exact", {"backend": "naive", "normalization": "row_sum"}),
+    ],
+)
+def test_the_count_of_matrix_products_agrees_with_torch_s_own_counter(kind: str, options: dict[str, object]) -> None:
+    model = timm.create_model("softmaxformer_micro", num_classes=10, attention=kind, attention_options=options).eval()
     counted = count(model, (32, 40))
     # torch counts scaled_dot_product_attention on a CPU only where it is made of matrix products.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -66,6 +75,14 @@ def test_the_count_of_matrix_products_agrees_with_torch_s_own_counter(family: st
     products = counted.total + counted.nystrom + counted.solver
     # What is left are residuals, which are diagnosis, and row statistics of lower order.
     assert products == pytest.approx(counter.get_total_flops() / 2, rel=0.02)
+
+
+def test_the_exact_kernel_counts_every_pair_and_twice_more_for_its_statistics() -> None:
+    pairs = {"injective": 3, "none": 1}
+    for normalization, passes in pairs.items():
+        options = {"normalization": normalization}
+        model = timm.create_model("laplacianformer_nano", attention="laplacian_exact", attention_options=options)
+        assert count(model, (32, 24)).distance == passes * ((16 * 12) ** 2 * 16 + (8 * 6) ** 2 * 32)
 
 
 def test_the_rule_is_the_same_for_every_implementation_and_counts_the_direct_solver() -> None:

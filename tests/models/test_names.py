@@ -26,6 +26,11 @@ def test_a_family_runs_its_own_kind_unless_another_is_asked_for() -> None:
     assert attention_kind_of("fiberformer_tiny") == "riemannian"
     assert attention_kind_of("laplacianformer_nano", {"attention": None}) == "laplacian"
     assert attention_kind_of("laplacianformer_nano", {"attention": "mine.py:Mine"}) == "mine.py:Mine"
+    three = "laplacian, laplacian,softmax"
+    assert attention_kind_of("laplacianformer_micro", {"attention": three}) == "laplacian,laplacian,softmax"
+    assert attention_kind_of("laplacianformer_micro", {"attention": ["softmax"] * 3}) == "softmax"
+    with pytest.raises(UserError, match="names 3 kinds for 4 stages"):
+        attention_kind_of("laplacianformer_tiny", {"attention": three})
     assert len(model_names()) == len(FAMILIES) * len(SIZES)
 
 

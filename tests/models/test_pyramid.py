@@ -34,6 +34,21 @@ def test_any_image_size_trains(family: str, size: str, image_size: tuple[int, in
     assert all(grad is not None and grad.isfinite().all() for grad in gradients(model).values())
 
 
+@pytest.mark.parametrize("image_size", [(96, 128), (225, 225)])
+@pytest.mark.parametrize("kind", [*ATTENTION_KINDS, "laplacian convolved"])
+def test_large_oblong_and_odd_images_are_taken(kind: str, image_size: tuple[int, int]) -> None:
+    if kind in ("riemannian", "laplacian_exact") and image_size == (225, 225):
+        image_size = (65, 65)  # quadratic: 12769 tokens would only take long
+    options = {"landmark_map": "convolution"} if kind.endswith("convolved") else {}
+    model = timm.create_model(
+        "laplacianformer_nano", num_classes=10, attention=kind.split()[0], attention_options=options
+    ).eval()
+    with torch.inference_mode():
+        out = model(torch.randn(1, 3, *image_size))
+    assert out.shape == (1, 10)
+    assert out.isfinite().all()
+
+
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_an_empty_batch_gives_an_empty_answer(family: str) -> None:
     assert timm.create_model(f"{family}_nano", num_classes=10)(torch.zeros(0, 3, 32, 32)).shape == (0, 10)
@@ -51,6 +66,76 @@ def test_the_kind_of_the_name_runs_in_every_stage(family: str) -> None:
     assert model.attention_kinds() == (FAMILIES[family],) * 3
     for kind in ATTENTION_KINDS:
         assert timm.create_model(f"{family}_nano", attention=kind).attention_kinds() == (kind, kind)
+
+
+def test_each_stage_runs_the_kind_that_is_named_for_it() -> None:
+    kinds = ("laplacian", "linear_injective", "softmax")
+    for attention in (",".join(kinds), kinds, list(kinds)):
+        model = timm.create_model(
+            "laplacianformer_micro", attention=attention, attention_options={"lambda_": 2.0, "feature_map": "relu"}
+        )
+        assert model.attention_kinds() == kinds
+    first, second, third = (stage.blocks[0] for stage in model.stages)
+    assert (first.attention.lambda_, second.attention.feature_map) == (2.0, "relu")
+    # One projection for queries and keys is paid back to the MLP, in its own stage alone.
+    assert [block.feed_forward.fc1.out_features for block in (first, second, third)] == [144, 256, 512]
+    with pytest.raises(UserError, match="'laplacian' or 'linear_injective' or 'softmax' has no option 'lamda'"):
+        timm.create_model("laplacianformer_micro", attention=kinds, attention_options={"lamda": 2.0})
+    with pytest.raises(UserError, match="names 2 kinds for 3 stages"):
+        timm.create_model("laplacianformer_micro", attention=kinds[:2])
+
+
+def test_the_default_initialisation_is_torch_s_and_leaves_metrics_and_scales() -> None:
+    torch.manual_seed(1)
+    model = timm.create_model("fiberformer_micro", num_classes=10, init="default")
+    drawn = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)]
+    bounds = [weight[0].numel() ** -0.5 for weight in drawn if weight.shape[0] == 512]
+    assert bounds
+    assert all(
+        0.9 * bound < weight.abs().max() <= bound
+        for weight, bound in zip((w for w in drawn if w.shape[0] == 512), bounds, strict=True)
+    )
+    assert all((stage.blocks[0].attention.token_metric.diagonal.weight == 0).all() for stage in model.stages)
+    assert model.head.weight.abs().max() > 0.08  # 0.02 would stay below, and 1 / sqrt(128) is 0.088
+    laplacian = timm.create_model("laplacianformer_nano", init="default")
+    assert (laplacian.stages[0].blocks[0].attention.scale == 1).all()
+    with pytest.raises(UserError, match="init is 'xavier'"):
+        timm.create_model("laplacianformer_nano", init="xavier")
+
+
+def test_convolved_landmarks_take_their_stride_from_the_image_size() -> None:
+    options = {"landmark_map": "convolution"}
+    tiny = timm.create_model("laplacianformer_tiny", attention_options=options)
+    strides = [stage.blocks[0].attention.landmark_convolution.stride for stage in tiny.stages]
+    assert strides == [(8, 8), (4, 4), (2, 2), (1, 1)]
+    oblong = timm.create_model("laplacianformer_nano", img_size=(33, 8), attention_options=options)
+    assert oblong.stages[0].blocks[0].attention.landmark_convolution.stride == (8, 2)
+
+
+@pytest.mark.parametrize("images", [(32, 32), (33, 47)])
+def test_intermediates_are_the_stages_maps_for_dense_prediction(images: tuple[int, int]) -> None:
+    model = timm.create_model("laplacianformer_micro", num_classes=10).eval()
+    x = torch.randn(2, 3, *images)
+    final, maps = model.forward_intermediates(x)
+    assert torch.equal(final, model.forward_features(x))
+    assert torch.equal(maps[-1], final)
+    for found, info in zip(maps, model.feature_info, strict=True):
+        rows, columns = (-(-side // info["reduction"]) for side in images)
+        assert found.shape == (2, info["num_chs"], rows, columns)
+    assert [m.shape for m in model.forward_intermediates(x, indices=[0, -1], intermediates_only=True)] == [
+        maps[0].shape,
+        maps[2].shape,
+    ]
+    stopped, early = model.forward_intermediates(x, indices=[1], stop_early=True)
+    assert torch.equal(early[0], maps[1])
+    assert torch.equal(stopped, maps[1])
+    with pytest.raises(ValueError, match="NCHW"):
+        model.forward_intermediates(x, output_fmt="NLC")
+    features = timm.create_model("laplacianformer_micro", features_only=True, out_indices=(0, 1)).eval()
+    assert (features.feature_info.channels(), features.feature_info.reduction()) == ([32, 64], [2, 4])
+    features.model.load_state_dict(model.state_dict(), strict=False)
+    assert all(torch.equal(found, expected) for found, expected in zip(features(x), maps[:2], strict=True))
+    assert len(timm.create_model("softmaxformer_nano", features_only=True)(x)) == 2
 
 
 def test_every_family_and_size_is_a_timm_model() -> None:
@@ -84,10 +169,16 @@ def test_an_image_s_output_does_not_depend_on_its_batch_mates(kind: str, trainin
         ("laplacianformer", {"shared_query_key": False}),
         ("gaussianformer", {"shared_query_key": False, "normalization": "injective", "local_convolution": True}),
         ("fiberformer", {"metric": "mean", "metric_per_head": True}),
+        ("gaussianformer", {"form": "soft++", "landmark_map": "convolution"}),
+        ("laplacianformer", {"learn_lambda": True, "attention": "laplacian_exact"}),
+        ("laplacianformer", {"attention": "linear_injective", "feature_map": "exp"}),
+        ("laplacianformer", {"attention": "softmax_sr"}),
     ],
 )
 def test_gradients_reach_every_parameter(family: str, options: dict[str, object]) -> None:
-    model = timm.create_model(f"{family}_nano", num_classes=10, attention_options=options)
+    attention = options.get("attention")
+    options = {name: value for name, value in options.items() if name != "attention"}
+    model = timm.create_model(f"{family}_nano", num_classes=10, attention=attention, attention_options=options)
     F.cross_entropy(model(torch.randn(8, 3, 32, 32)), torch.arange(8)).backward()
     missing = [name for name, grad in gradients(model).items() if grad is None or not grad.abs().max() > 0]
     assert missing == []
@@ -129,12 +220,24 @@ def test_weights_survive_safetensors(family: str, tmp_path: Path) -> None:
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", ["laplacian", "riemannian"])
-def test_the_whole_model_compiles_into_one_graph(kind: str) -> None:
-    options = {"iterations": 3} if kind == "laplacian" else {}  # unrolled, so that many would only take long to trace
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in ATTENTION_KINDS),
+        ("laplacian", {"shared_query_key": False, "separate_landmarks": True, "statistics": "batch"}),
+        ("laplacian", {"landmark_map": "convolution", "learn_lambda": True, "learn_scale": False}),
+    ],
+)
+def test_the_whole_model_compiles_into_one_graph(kind: str, options: dict[str, object]) -> None:
+    if kind in ("laplacian", "gaussian"):
+        options = {"iterations": 3, **options}  # unrolled where naive, so that many would only take long to trace
     model = timm.create_model("laplacianformer_nano", num_classes=10, attention=kind, attention_options=options)
     images = torch.randn(2, 3, 32, 32)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch._dynamo.reset()  # as many models as there are kinds are more than torch compiles of one forward
+    # The graphs of the backward pass are traced for the kinds whose operators have their own.
+    compiled = torch.compile(
+        model, fullgraph=True, backend="aot_eager" if kind in ("laplacian", "riemannian") else "eager"
+    )
     torch.testing.assert_close(compiled(images), model(images), rtol=0, atol=COMPILED_AGREEMENT)
     compiled(images).sum().backward()
     if kind == "laplacian":

@@ -324,6 +324,27 @@ def write_solver(
     return path
 
 
+def write_edge(folder: Path) -> Path:
+    """Latency and memory of two kinds at two image sizes."""
+    rows: list[dict[str, object]] = []
+    for image_size in (64, 32):
+        for attention, factor in (("softmax", 2.0), ("laplacian", 1.0)):
+            labels = {
+                "size": "micro",
+                "attention": attention,
+                "image_size": image_size,
+                "backend": "",
+                "device": DEVICE,
+            }
+            latency = {"metric": "latency_ms", "value": factor * image_size, "unit": "ms", "n": 50, "spread": 0.5}
+            rows.append(labels | latency | {"spread_kind": "range between quartiles"})
+            values = {"memory_mib": 3.0, "weights_mib": 1.5, "parameters": 3.6e5, "gmac": 0.01, "gmac_with_apart": 0.02}
+            rows += [labels | {"metric": metric, "value": value, "n": 1} for metric, value in values.items()]
+    path = folder / "benchmarks" / "edge.json"
+    records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
+    return path
+
+
 def _residual_rows(labels: dict[str, object], residual: float) -> list[dict[str, object]]:
     factors = {"": 1.0, "_lower_quartile": 0.5, "_upper_quartile": 2.0, "_largest": 4.0}
     return [labels | {"metric": f"solver_residual{name}", "value": f * residual} for name, f in factors.items()]
@@ -405,5 +426,6 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
         "fig7": [injectivity],
         "fig10": walks,
         "fig16": [variational],
+        "edge": [write_edge(folder)],
         "tab9": [*runs, *walks, variational, injectivity, timings, gpu, solver],
     }

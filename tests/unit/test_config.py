@@ -8,6 +8,8 @@ import pytest
 
 from attngeo.config import load_preset, preset_names, write_schemas
 from attngeo.errors import UserError
+from attngeo.jobs.stamps import stamp_names
+from attngeo.tracking.code_digest import CodeDigest
 from attngeo.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,6 +130,24 @@ def test_an_own_attention_file_must_exist(root: Path) -> None:
             load_preset(root, "demo")
     (root / "mine.py").write_text("class Mine: ...")
     assert load_preset(root, "demo").runs[0].attention_kind == "mine.py:Mine"
+
+
+def test_a_run_may_name_a_kind_a_stage_and_its_code_is_that_of_all_of_them(root: Path) -> None:
+    sheet = root / "config/demo/runs.tsv"
+    line = "r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1,fig2,fig3\t{}\n"
+    head = "run_id\tmodel\tdataset\trecipe\tseed\tfeeds\tattention\n"
+    for attention, words in (("softmax,cosine,softmax", "'cosine'"), ("softmax,gaussian", "2 kinds for 3 stages")):
+        sheet.write_text(head + line.format(attention))
+        with pytest.raises(UserError, match=f"(?s)runs.tsv, run 'r'.*{words}"):
+            load_preset(root, "demo")
+    sheet.write_text(head + line.format("linear_injective,gaussian,mine.py:Mine"))
+    (root / "mine.py").write_text("class Mine: ...")
+    preset = load_preset(root, "demo")
+    assert preset.runs[0].attention_kind == "linear_injective,gaussian,mine.py:Mine"
+    shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    stamp = json.dumps(dict(stamp_names(preset))["runs/r"](CodeDigest(root)))
+    assert all(part in stamp for part in ("layers.linear_injective", "layers.gaussian", "mine.py"))
+    assert "layers.laplacian" not in stamp
 
 
 @pytest.mark.parametrize("content", ["a: [", "- 1", "", "a: 1\na: {"])

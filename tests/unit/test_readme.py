@@ -10,6 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from attngeo.cli import app
+from attngeo.layers.registry import ATTENTION_KINDS, attention_options
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,6 +53,15 @@ def test_every_preset_is_described() -> None:
         assert f"`{file.parent.name}`" in README, file.parent.name
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         assert content["expected"], file
+
+
+def test_every_attention_kind_and_option_named_is_one_and_none_is_left_out() -> None:
+    table = README.partition("<!-- kinds -->")[2].partition("<!-- end -->")[0]
+    assert re.findall(r"(?m)^\| `(\w+)` ", table) == list(ATTENTION_KINDS)
+    paragraph = README.partition("Each decision behind a kind")[2].partition("`layer.attention_rows")[0]
+    options = set(re.findall(r"`([a-z_]+)`", paragraph)) | {"statistics", "form"}
+    known = {option for kind in ATTENTION_KINDS for option in attention_options(kind)}
+    assert options <= known, options - known
 
 
 def test_the_tables_are_those_of_the_results_in_git() -> None:

@@ -16,8 +16,11 @@ from attngeo.data.batches import open_batches
 from attngeo.data.packing import pack
 from attngeo.errors import UserError
 from attngeo.evaluation.accuracy import Tally
+from attngeo.files import read_json
 from attngeo.jobs import train as train_job
 from attngeo.jobs.evaluate import evaluate
+from attngeo.jobs.export import export_run
+from attngeo.models.export import load_exported
 from attngeo.paper import records
 from attngeo.training.seeding import generator
 from tests.tolerances import EVALUATION_FLOAT64, EVALUATION_RENORMALISED
@@ -227,3 +230,13 @@ def test_what_cannot_be_evaluated_is_named(
     data = options.pop("data", "animals")
     with pytest.raises(UserError, match=named):
         evaluate(preset, target, data, **options)
+
+
+def test_a_run_is_exported_with_its_classes_and_normalisation(preset: Preset, tmp_path: Path) -> None:
+    folder = export_run(preset, "r", tmp_path / "out")
+    config = read_json(folder / "config.json")
+    assert config["classes"] == list(CLASSES)
+    assert len(config["normalisation"]["mean"]) == 3
+    weights = safetensors.torch.load_file(preset.results / "runs/r/weights.safetensors")
+    exported = load_exported(folder).state_dict()
+    assert all(torch.equal(exported[name], weights[name]) for name in weights)

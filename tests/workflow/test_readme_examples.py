@@ -54,6 +54,7 @@ def test_own_images(finished_copy: ProjectCopy) -> None:
         "my-images-val-32.json",
         "my-images-val-48.json",
     }
+    assert {path.name for path in (finished_copy.root / "exported").iterdir()} == {"config.json", "model.safetensors"}
 
 
 def test_own_language_model(finished_copy: ProjectCopy) -> None:

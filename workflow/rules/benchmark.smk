@@ -56,3 +56,23 @@ rule gpu_timings:
         preset=PRESET.name,
     shell:
         "attngeo benchmark gpu --preset {params.preset} --stamp {input.code} > {log} 2>&1"
+
+
+rule edge_benchmark:
+    input:
+        ancient(TRACKING),
+        code=stamp("benchmarks/edge"),
+    output:
+        records=f"{RESULTS}/benchmarks/edge.json",
+        table=f"{RESULTS}/benchmarks/edge.csv",
+    log:
+        f"{LOGS}/edge_benchmark.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("benchmark").threads
+    resources:
+        **needs("benchmark"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo benchmark edge --preset {params.preset} --stamp {input.code} > {log} 2>&1"

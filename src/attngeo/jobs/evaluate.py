@@ -94,7 +94,7 @@ def evaluate(
     """
     if split not in (None, *SPLITS):
         raise UserError(f"there is no split {split!r}", f"use one of {', '.join(SPLITS)}")
-    subject = _timm_checkpoint(Path(target), model) if model else _finished_run(preset, target)
+    subject = _timm_checkpoint(Path(target), model) if model else finished_run(preset, target)
     arithmetic = Arithmetic(device, autocast)
     results = []
     with _images(preset, data, subject) as (manifest, name, default_split):
@@ -140,7 +140,7 @@ def evaluate(
     return results
 
 
-def _finished_run(preset: Preset, target: str) -> Subject:
+def finished_run(preset: Preset, target: str) -> Subject:
     """A run by its id or folder, or by its weights or final.json."""
     folder = Path(target).absolute()
     if folder.name in (FINAL, WEIGHTS):

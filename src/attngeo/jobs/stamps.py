@@ -10,6 +10,7 @@ from attngeo.data import embedded
 from attngeo.files import write_aside
 from attngeo.jobs import gpu_timings, sources
 from attngeo.layers.registry import ATTENTION_KINDS
+from attngeo.models.names import kinds_in
 from attngeo.paper.targets import PAGES, TARGETS, Target
 from attngeo.tracking.code_digest import CodeDigest, write_stamp
 
@@ -19,12 +20,17 @@ _PRETRAINED = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safeten
 _DRAWING = ("matplotlib", "seaborn", "pandas", "tueplots", "scipy", "jinja2")
 
 
-def _attention(kind: str, digest: CodeDigest) -> tuple[list[str], list[Path]]:
-    """Modules and files that implement an attention kind, a name or path/to/file.py:Class."""
-    place = ATTENTION_KINDS.get(kind, kind).rpartition(":")[0]
-    if not place.endswith(".py"):
-        return [place], []
-    files, modules = digest.closure_of_file(digest.root / place)
+def _attention(attention: str, digest: CodeDigest) -> tuple[list[str], list[Path]]:
+    """Modules and files that implement an attention: names or path/to/file.py:Class, of all stages or one a stage."""
+    modules: list[str] = []
+    files: list[Path] = []
+    for kind in dict.fromkeys(kinds_in(attention)):
+        place = ATTENTION_KINDS.get(kind, kind).rpartition(":")[0]
+        if place.endswith(".py"):
+            own_files, own_modules = digest.closure_of_file(digest.root / place)
+            modules, files = modules + own_modules, files + own_files
+        else:
+            modules.append(place)
     return modules, files
 
 
@@ -131,6 +137,12 @@ def _solver_benchmark(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     return digest.explain(["attngeo.jobs.solver_benchmark", *modules], values=values, packages=_NUMERICS)
 
 
+def _edge_benchmark(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+    modules = _attention(",".join(preset.benchmarks.edge.kinds), digest)[0]
+    values = preset.benchmarks.edge.model_dump(mode="json")
+    return digest.explain(["attngeo.jobs.edge_benchmark", *modules], values=values, packages=_NUMERICS)
+
+
 def _gpu_timings(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     return digest.explain(
         ["attngeo.jobs.gpu_timings"],
@@ -158,6 +170,7 @@ def stamp_names(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], di
     yield "injectivity", lambda d: _injectivity(preset, d)
     yield "benchmarks/operators", lambda d: _operator_benchmark(preset, d)
     yield "benchmarks/solver", lambda d: _solver_benchmark(preset, d)
+    yield "benchmarks/edge", lambda d: _edge_benchmark(preset, d)
     yield "benchmarks/gpu", lambda d: _gpu_timings(preset, d)
     for name, target in TARGETS.items():
         yield f"paper/{name}", lambda d, target=target: _target(preset, d, target)  # type: ignore[misc]

@@ -1,5 +1,6 @@
 """What all attention kinds share: heads, rotary positions, landmarks by pooling, the precision policy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +9,10 @@ from timm.layers import apply_rot_embed, build_rotary_pos_embed, trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attngeo.errors import UserError
+
 Grid = tuple[int, int]
+Tokens = Sequence[int] | Tensor
 
 # Axial rotary base of the vision literature; the angles of one token step run from 1 down to about 1/100 radian.
 ROTARY_TEMPERATURE = 100.0
@@ -35,6 +39,17 @@ def init_linear(layer: nn.Linear) -> nn.Linear:
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+def require_one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    """UserError, naming what is allowed, unless an attention option has an allowed value."""
+    if value not in allowed:
+        raise UserError(f"attention option {option} is {value!r}", f"choose one of {', '.join(allowed)}")
+
+
+def select_tokens(x: Tensor, tokens: Tokens) -> Tensor:
+    """Rows x[..., tokens, :] of x [..., N, D], in the order of `tokens`; negative ones count from the end."""
+    return x[..., torch.as_tensor(tokens, device=x.device), :]
 
 
 def full_precision(x: Tensor) -> Tensor:
@@ -81,6 +96,10 @@ class Attention(nn.Module):
 
     def token_macs(self, grid: Grid) -> TokenMacs:
         """Multiply-accumulates of one image on a token grid, without the linear and convolution modules."""
+        raise NotImplementedError
+
+    def attention_rows(self, x: Tensor, grid: Grid, tokens: Tokens) -> Tensor:
+        """What the output of some tokens of x [B, N, C] takes of every value: [B, H, T, N]; nothing N x N is formed."""
         raise NotImplementedError
 
     def split_heads(self, x: Tensor) -> Tensor:

@@ -1,37 +1,39 @@
-"""Kernel attention through landmarks: Nystrom form, matrix solver, normalisation, local convolution."""
+"""Kernel attention through landmarks: Nystrom form, matrix solver."""
 
-from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attngeo.errors import UserError
-from attngeo.layers.attention import Attention, Grid, TokenMacs, autocast_off, full_precision, init_linear
-from attngeo.layers.local_convolution import LocalConvolution
-from attngeo.layers.separate_keys import nystrom_attention_with_keys
+from attngeo.layers.attention import Grid, TokenMacs, Tokens, autocast_off, full_precision, require_one_of
+from attngeo.layers.kernel_attention import KernelAttention
+from attngeo.layers.landmark_convolution import LandmarkConvolution
+from attngeo.layers.nystrom_factors import STATISTICS, Factors, Statistics, factorize
 from attngeo.ops import newton_schulz_inverse, nystrom_attention, spd_inverse
 from attngeo.ops.newton_schulz import Backward, Start, inverse_residual
 from attngeo.ops.newton_schulz.macs import newton_schulz_macs, spd_macs
-from attngeo.ops.nystrom import NORMALIZATIONS, Normalization
 from attngeo.ops.nystrom.macs import landmark_macs, product_macs
 from attngeo.ops.pairwise import kernel_macs
-from attngeo.ops.precision import product
 
 Solver = Literal["newton_schulz", "cholesky"]
+LandmarkMap = Literal["pool", "convolution"]
 
 SOLVERS = get_args(Solver)
+LANDMARK_MAPS = get_args(LandmarkMap)
 
 
-class LandmarkAttention(Attention):
+class LandmarkAttention(KernelAttention):
     """Z v with Z ~ C W^+ C^T, C = kernel(q, landmarks), W = kernel(landmarks, landmarks), linear in tokens.
 
-    Queries are scaled by D^(-1/4) and turned by rotary angles, then averaged over the grid to the landmarks. With
-    `shared_query_key` (ours, after SOFT) keys are the queries; otherwise a second projection makes them, and the
-    landmarks are averaged from the mean of queries and keys, so that W stays symmetric with unit diagonal.
-    The injective forms multiply their whitened part by a learned scale per head that starts at 1/N.
-    Kernel, solver and statistics run in float32 under autocast. `backend` chooses the implementation of both kernel
-    and solver.
+    Queries are averaged over the grid to the landmarks (`landmark_map` "pool"), or convolved with a stride of
+    `landmark_stride`, which the pyramid derives from its image size ("convolution", SOFT's). With separate keys the
+    landmarks come from the mean of queries and keys, so that W stays symmetric with unit diagonal; with
+    `separate_landmarks` queries and keys have their own and Z ~ kernel(q, l_k) W^+ kernel(l_q, k), W = kernel(l_q, l_k)
+    not symmetric. Solver and kernel run in float32 under autocast.
+
+    `statistics` "batch" takes mean and variance of the injective form over the images of a batch, in evaluation those
+    of the batch at hand: a sample's output then depends on its batch mates. It exists only for the ablation of a
+    replication that failed.
     """
 
     def __init__(
@@ -39,61 +41,88 @@ class LandmarkAttention(Attention):
         dim: int,
         heads: int,
         *,
-        landmarks: Grid,
-        rotary: bool,
-        shared_query_key: bool,
-        normalization: Normalization,
-        local_convolution: bool,
-        solver: Solver,
-        iterations: int,
-        solver_eps: float,
-        start: Start,
-        backward: Backward,
-        backend: str,
+        landmark_map: LandmarkMap = "pool",
+        landmark_stride: Grid = (1, 1),
+        separate_landmarks: bool = False,
+        statistics: Statistics = "image",
+        solver: Solver = "newton_schulz",
+        iterations: int = 20,
+        solver_eps: float = 0.01,
+        start: Start = "paper",
+        backward: Backward = "implicit",
+        **options: Any,
     ) -> None:
-        super().__init__(dim, heads, landmarks=landmarks, rotary=rotary)
-        _require_one_of("normalization", normalization, NORMALIZATIONS)
-        _require_one_of("solver", solver, SOLVERS)
-        self.normalization: Normalization = normalization
+        super().__init__(dim, heads, **options)
+        require_one_of("solver", solver, SOLVERS)
+        require_one_of("landmark_map", landmark_map, LANDMARK_MAPS)
+        require_one_of("statistics", statistics, STATISTICS)
+        if separate_landmarks and self.key is None:
+            raise UserError("separate_landmarks needs queries and keys of their own", "set shared_query_key to false")
+        if separate_landmarks and (solver != "newton_schulz" or start == "identity"):
+            raise UserError(
+                "with separate_landmarks the matrix to invert is not symmetric",
+                'choose solver "newton_schulz" with start "paper"',
+            )
+        if statistics == "batch" and self.normalization != "injective":
+            raise UserError(
+                f"normalization {self.normalization!r} has no statistics of a batch",
+                'choose normalization "injective", or statistics "image"',
+            )
+        self.separate_landmarks = separate_landmarks
+        self.statistics: Statistics = statistics
         self.solver: Solver = solver
         self.iterations = iterations
         self.solver_eps = solver_eps
         self.start = start
         self.backward_mode = backward
-        self.backend = backend
-        self.query = init_linear(nn.Linear(dim, dim))
-        self.key = None if shared_query_key else init_linear(nn.Linear(dim, dim))
-        self.value = init_linear(nn.Linear(dim, dim))
-        self.projection = init_linear(nn.Linear(dim, dim))
-        self.local_convolution = LocalConvolution(dim) if local_convolution else None
-        # In units of 1/N, so that the scale starts at 1/N on any grid.
-        self.scale = nn.Parameter(torch.ones(heads)) if normalization.startswith("injective") else None
+        self.landmark_convolution = (
+            LandmarkConvolution(self.head_dim, (landmark_stride[0], landmark_stride[1]))
+            if landmark_map == "convolution"
+            else None
+        )
 
-    def kernel(self, x: Tensor, y: Tensor) -> Tensor:
-        """Kernel values [B, H, N, M] of rows x [B, H, N, D] and y [B, H, M, D]; symmetric, 1 on the diagonal."""
-        raise NotImplementedError
+    def landmark_grid(self, grid: Grid) -> Grid:
+        """The landmark grid, no finer than the tokens' or than what the convolution makes of it."""
+        return super().landmark_grid(
+            grid if self.landmark_convolution is None else self.landmark_convolution.cells(grid)
+        )
 
     def landmark_matrix(self, x: Tensor, grid: Grid) -> Tensor:
         """The matrix W [B, H, M, M] that the solver inverts for tokens x [B, N, C]; `forward` keeps nothing of it."""
-        query = self._feature(self.query(x), grid)
-        rows = query if self.key is None else (query + self._feature(self.key(x), grid)) / 2
-        landmarks = self.pool(rows, grid)
-        return self.kernel(landmarks, landmarks)
+        return self.kernel(*self._landmarks(*self.features(x, grid), grid))
 
-    def kernel_matmul(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """kernel(x, y) v; kinds with an operator for it override this."""
-        return product(self.kernel(x, y), v)
+    def rescaled_inverse(self, W: Tensor, inverse: Tensor) -> Tensor:
+        """What stands for W^+ [B, H, M, M] between the kernels: the solver's inverse itself, unless overridden."""
+        return inverse
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, return_factors: bool = False) -> Tensor | tuple[Tensor, Factors]:
+        """Tokens [B, N, C] -> [B, N, C]; with `return_factors` also what the attention map is made of."""
         value = self.value(x)
-        query = self._feature(self.query(x), grid)
-        key = None if self.key is None else self._feature(self.key(x), grid)
-        landmarks = self.pool(query if key is None else (query + key) / 2, grid)
-        attended = self._attend(query, key, landmarks, full_precision(self.split_heads(value)))
-        out = self.merge_heads(attended).to(value.dtype)
-        if self.local_convolution is not None:
-            out = out + self.local_convolution(value, grid)
-        return self.projection(out)
+        query, key = self.features(x, grid)
+        by_head = full_precision(self.split_heads(value))
+        if return_factors or key is not None or self.statistics == "batch":
+            factors = self._factors(query, key, grid)
+            with autocast_off(by_head):
+                attended = factors.apply(by_head)
+            out = self.output(attended, value, grid)
+            return (out, factors) if return_factors else out
+        landmarks, _ = self._landmarks(query, key, grid)
+        attended = nystrom_attention(
+            query,
+            landmarks,
+            by_head,
+            self.kernel,
+            kernel_matmul=None if self.normalization == "injective" else self.kernel_matmul,
+            normalization=self.normalization,
+            solver=self._inverse,
+            scale=self.head_scale(by_head),
+            eps_relative=self.eps_relative,
+            eps_absolute=self.eps_absolute,
+        )
+        return self.output(attended, value, grid)
+
+    def attention_rows(self, x: Tensor, grid: Grid, tokens: Tokens) -> Tensor:
+        return self._factors(*self.features(x, grid), grid).attention_rows(tokens)
 
     def token_macs(self, grid: Grid) -> TokenMacs:
         cells = self.landmark_grid(grid)
@@ -110,57 +139,48 @@ class LandmarkAttention(Attention):
             solver=self.heads * solver,
         )
 
-    def _feature(self, projected: Tensor, grid: Grid) -> Tensor:
-        """Scaled and turned rows [B, H, N, D] in full precision."""
-        return self.rotate(full_precision(self.split_heads(projected)) * self.head_dim**-0.25, grid)
-
-    def _attend(self, query: Tensor, key: Tensor | None, landmarks: Tensor, value: Tensor) -> Tensor:
-        scale = None if self.scale is None else full_precision(self.scale) / value.shape[-2]
-        if key is None:
-            return nystrom_attention(
-                query,
-                landmarks,
-                value,
-                self.kernel,
-                kernel_matmul=None if self.normalization == "injective" else self.kernel_matmul,
+    def _factors(self, query: Tensor, key: Tensor | None, grid: Grid) -> Factors:
+        of_queries, of_keys = self._landmarks(query, key, grid)
+        scale = self.head_scale(query)
+        with autocast_off(query):
+            C_q = self.kernel(query, of_keys)
+            return factorize(
+                C_q,
+                self._inverse(self.kernel(of_queries, of_keys)),
+                C_q if key is None else self.kernel(key, of_queries),
                 normalization=self.normalization,
-                solver=self._inverse(),
-                scale=scale,
-            )
-        with autocast_off(value):
-            return nystrom_attention_with_keys(
-                query,
-                key,
-                landmarks,
-                value,
-                self.kernel,
-                normalization=self.normalization,
-                solver=self._inverse(),
-                scale=scale,
+                scale=None if scale is None else scale[:, None, None],
+                statistics=self.statistics,
+                eps_relative=self.eps_relative,
+                eps_absolute=self.eps_absolute,
             )
 
-    def _inverse(self) -> Callable[[Tensor], Tensor]:
-        """Solver as a function of W alone, which leaves its residual in `solver_residual`."""
+    def _landmarks(self, query: Tensor, key: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Landmarks [B, H, M, D] of the queries and of the keys, the same ones unless they are separate."""
+        if key is not None and self.separate_landmarks:
+            return self._landmarks_of(query, grid), self._landmarks_of(key, grid)
+        landmarks = self._landmarks_of(query if key is None else (query + key) / 2, grid)
+        return landmarks, landmarks
 
-        def invert(landmark_kernel: Tensor) -> Tensor:
-            if self.solver == "newton_schulz":
-                inverse, residual = newton_schulz_inverse(
-                    landmark_kernel,
-                    self.iterations,
-                    self.solver_eps,
-                    start=self.start,
-                    backward=self.backward_mode,
-                    backend=self.backend,
-                )
-            else:
-                inverse = spd_inverse(landmark_kernel, self.solver_eps, backend=self.backend)
-                residual = inverse_residual(landmark_kernel, inverse, self.solver_eps)
-            self.solver_residual = residual.detach().amax() if residual.numel() else None
-            return inverse
+    def _landmarks_of(self, rows: Tensor, grid: Grid) -> Tensor:
+        if self.landmark_convolution is None:
+            return self.pool(rows, grid)
+        landmarks: Tensor = self.landmark_convolution(rows, grid, self.landmark_grid(grid))
+        return landmarks
 
-        return invert
-
-
-def _require_one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UserError(f"attention option {option} is {value!r}", f"choose one of {', '.join(allowed)}")
+    def _inverse(self, W: Tensor) -> Tensor:
+        """What stands for W^+; the solver's residual is left in `solver_residual`."""
+        if self.solver == "newton_schulz":
+            inverse, residual = newton_schulz_inverse(
+                W,
+                self.iterations,
+                self.solver_eps,
+                start=self.start,
+                backward=self.backward_mode,
+                backend=self.backend,
+            )
+        else:
+            inverse = spd_inverse(W, self.solver_eps, backend=self.backend)
+            residual = inverse_residual(W, inverse, self.solver_eps)
+        self.solver_residual = residual.detach().amax() if residual.numel() else None
+        return self.rescaled_inverse(W, inverse)

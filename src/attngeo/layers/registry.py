@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,8 @@ ATTENTION_KINDS: dict[str, str] = {
     "softmax_sr": "attngeo.layers.softmax:SpatialReductionAttention",
     "gaussian": "attngeo.layers.gaussian:GaussianAttention",
     "laplacian": "attngeo.layers.laplacian:LaplacianAttention",
+    "laplacian_exact": "attngeo.layers.laplacian_exact:LaplacianExactAttention",
+    "linear_injective": "attngeo.layers.linear_injective:LinearInjectiveAttention",
     "riemannian": "attngeo.layers.riemannian:RiemannianAttention",
 }
 
@@ -60,26 +63,31 @@ def attention_class(kind: str) -> type:
 
 def attention_options(kind: str) -> tuple[str, ...]:
     """Names of the options that a kind's constructor accepts beside dim, heads and landmarks."""
-    parameters = inspect.signature(attention_class(kind)).parameters
-    return tuple(
-        name
-        for name, parameter in parameters.items()
-        if name not in _CONSTRUCTOR_ARGUMENTS and parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    )
+    return tuple(_constructor_options(attention_class(kind))[0])
+
+
+def accepts_option(kind: str, option: str) -> bool:
+    """Whether a kind's constructor takes an option of that name."""
+    options, open_ended = _constructor_options(attention_class(kind))
+    return open_ended or option in options
+
+
+def refuse_unknown_options(kinds: Iterable[str], options: Iterable[str]) -> None:
+    """UserError names the options that none of the kinds has."""
+    distinct = list(dict.fromkeys(kinds))
+    unknown = [name for name in options if not any(accepts_option(kind, name) for kind in distinct)]
+    if unknown:
+        known = dict.fromkeys(name for kind in distinct for name in attention_options(kind))
+        raise UserError(
+            f"attention kind {' or '.join(map(repr, distinct))} has no option {', '.join(map(repr, unknown))}",
+            f"its options are: {', '.join(known) or 'none'}",
+        )
 
 
 def build_attention(kind: str, dim: int, heads: int, *, landmarks: tuple[int, int], **options: Any) -> Any:
     """Construct one attention layer of a kind; UserError names an option that the kind does not have."""
     cls = attention_class(kind)
-    signature = inspect.signature(cls)
-    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values()):
-        accepted = attention_options(kind)
-        unknown = [name for name in options if name not in accepted]
-        if unknown:
-            raise UserError(
-                f"attention kind {kind!r} has no option {', '.join(map(repr, unknown))}",
-                f"its options are: {', '.join(accepted) or 'none'}",
-            )
+    refuse_unknown_options((kind,), options)
     layer = cls(dim, heads, landmarks=landmarks, **options)
     if not isinstance(getattr(layer, "kind", None), str):
         raise UserError(
@@ -87,6 +95,25 @@ def build_attention(kind: str, dim: int, heads: int, *, landmarks: tuple[int, in
             f'give the class an attribute, for example: kind = "{cls.__name__.lower()}"',
         )
     return layer
+
+
+def _constructor_options(cls: type) -> tuple[list[str], bool]:
+    """Keyword options of a constructor and of those that it hands `**options` on to; whether any name is taken."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        handed_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+        names += [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            and parameter.name not in (*_CONSTRUCTOR_ARGUMENTS, *names)
+        ]
+        if not handed_on:
+            return names, False
+    return names, True
 
 
 def _is_target(text: str) -> bool:

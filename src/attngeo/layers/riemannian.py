@@ -6,8 +6,16 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attngeo.errors import UserError
-from attngeo.layers.attention import Attention, Grid, TokenMacs, full_precision, init_linear
+from attngeo.layers.attention import (
+    Attention,
+    Grid,
+    TokenMacs,
+    Tokens,
+    full_precision,
+    init_linear,
+    require_one_of,
+    select_tokens,
+)
 from attngeo.layers.token_metric import TokenMetric
 from attngeo.ops import low_rank_metric
 from attngeo.ops.low_rank_metric.macs import pairwise_macs
@@ -40,8 +48,7 @@ class RiemannianAttention(Attention):
         metric_per_head: bool = False,
     ) -> None:
         super().__init__(dim, heads, landmarks=landmarks, rotary=rotary)
-        if metric not in METRICS:
-            raise UserError(f"attention option metric is {metric!r}", f"choose one of {', '.join(METRICS)}")
+        require_one_of("metric", metric, METRICS)
         self.rank = rank
         self.metric = metric
         self.query_key_value = init_linear(nn.Linear(dim, 3 * dim))
@@ -50,21 +57,43 @@ class RiemannianAttention(Attention):
         self.projection = init_linear(nn.Linear(dim, dim))
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        query, key, value = (self.split_heads(part) for part in self.query_key_value(x).chunk(3, dim=-1))
-        query = self.rotate(full_precision(query), grid)
-        key = self.rotate(full_precision(key), grid)
-        diagonal, factor = self.token_metric(x)
-        squared_distance = low_rank_metric.pairwise_squared_distance(
-            query, key, self._by_head(diagonal), self._by_head(factor), metric=self.metric
+        query, key, value = self._query_key_value(x, grid)
+        diagonal, factor = self._metric(x)
+        weights = self._weights(
+            low_rank_metric.pairwise_squared_distance(query, key, diagonal, factor, metric=self.metric)
         )
-        temperature = full_precision(self.log_temperature).exp()[:, None, None]
-        weights = torch.softmax(squared_distance / (-2 * temperature), dim=-1)
         return self.projection(self.merge_heads(weights.to(value.dtype) @ value))
+
+    def attention_rows(self, x: Tensor, grid: Grid, tokens: Tokens) -> Tensor:
+        query, key, _ = self._query_key_value(x, grid)
+        query = select_tokens(query, tokens)
+        diagonal, factor = self._metric(x)
+        # The mean metric asks for the same tokens as queries and keys: it is taken by its halves.
+        found = []
+        if self.metric != "key":
+            own = select_tokens(diagonal, tokens)
+            own_factor = select_tokens(factor.flatten(-2), tokens).unflatten(-1, (-1, self.rank))
+            found.append(low_rank_metric.pairwise_squared_distance(query, key, own, own_factor, metric="query"))
+        if self.metric != "query":
+            found.append(low_rank_metric.pairwise_squared_distance(query, key, diagonal, factor, metric="key"))
+        return self._weights(torch.stack(found).mean(0))
 
     def token_macs(self, grid: Grid) -> TokenMacs:
         tokens = grid[0] * grid[1]
         distances = pairwise_macs(tokens, tokens, self.dim, self.rank, self.metric)
         return TokenMacs(products=distances + tokens * tokens * self.dim)
+
+    def _query_key_value(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = (self.split_heads(part) for part in self.query_key_value(x).chunk(3, dim=-1))
+        return self.rotate(full_precision(query), grid), self.rotate(full_precision(key), grid), value
+
+    def _metric(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        diagonal, factor = self.token_metric(x)
+        return self._by_head(diagonal), self._by_head(factor)
+
+    def _weights(self, squared_distance: Tensor) -> Tensor:
+        temperature = full_precision(self.log_temperature).exp()[:, None, None]
+        return torch.softmax(squared_distance / (-2 * temperature), dim=-1)
 
     def _by_head(self, x: Tensor) -> Tensor:
         """[B, N, F, ...] -> [B, H, N, D, ...] in full precision; a metric shared by the heads is expanded."""

@@ -1,21 +1,25 @@
 """One pyramid backbone; the attention kind is chosen by name and runs in every stage."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from timm.layers import DropPath, LayerNorm, Mlp, calculate_drop_path_rates, trunc_normal_
+from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from attngeo.errors import UserError
 from attngeo.layers.attention import Grid, init_linear
 from attngeo.layers.fiber_feed_forward import FiberFeedForward
-from attngeo.layers.registry import attention_options as accepted_options
-from attngeo.layers.registry import build_attention
+from attngeo.layers.registry import accepts_option, build_attention, refuse_unknown_options
+from attngeo.layers.registry import attention_options as attention_options_of
+from attngeo.layers.token_metric import TokenMetric
+from attngeo.models.names import stage_kinds
 from attngeo.models.sizes import PyramidSize
 
 FeedForward = Literal["mlp", "fiber"]
+Init = Literal["trunc_normal", "default"]
 
 
 class PatchEmbed(nn.Module):
@@ -76,11 +80,14 @@ class Stage(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """Pyramid vision transformer with 2-D rotary positions and one attention kind, behind timm's model interface.
+    """Pyramid vision transformer with 2-D rotary positions, behind timm's model interface.
 
-    `attention` is a registered kind or "path/to/file.py:Class"; `attention_options` go to its constructor.
-    `feed_forward` is "mlp" or "fiber" (preconditioned by a per-token metric of rank `fiber_rank`). `img_size` (px)
-    is only noted: any height and width from 1 px on are accepted. UserError for an unknown kind or option.
+    `attention` is a registered kind or "path/to/file.py:Class", for all stages or one a stage (a sequence, or joined by
+    commas); each of `attention_options` goes to the constructors of the kinds that have it. `feed_forward` is "mlp" or
+    "fiber" (preconditioned by a per-token metric of rank `fiber_rank`). `img_size` (px) decides the stride of convolved
+    landmarks alone: any height and width from 1 px on are accepted. `init` "default" leaves linear layers and
+    convolutions as torch draws them, for the ablation; token metrics keep their start. UserError for an unknown kind
+    or option.
 
     On the sizes that share one projection between queries and keys, a kind that does so gets C / 2 more hidden units in
     each MLP, about the C^2 weights that it saves (ours), so that softmax, Gaussian and Laplacian models of one size
@@ -88,10 +95,12 @@ class Pyramid(nn.Module):
     matched: their token metrics come on top.
     """
 
+    pretrained_cfg: dict[str, Any]  # timm's, set by its builder
+
     def __init__(
         self,
         size: PyramidSize,
-        attention: str,
+        attention: str | Sequence[str],
         *,
         num_classes: int = 1000,
         in_chans: int = 3,
@@ -100,44 +109,67 @@ class Pyramid(nn.Module):
         attention_options: Mapping[str, Any] | None = None,
         feed_forward: FeedForward = "mlp",
         fiber_rank: int = 2,
+        init: Init = "trunc_normal",
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        if feed_forward not in ("mlp", "fiber"):
-            raise UserError(f"model option feed_forward is {feed_forward!r}", "choose mlp or fiber")
+        for option, value, allowed in (("feed_forward", feed_forward, FeedForward), ("init", init, Init)):
+            if value not in get_args(allowed):
+                raise UserError(f"model option {option} is {value!r}", f"choose {' or '.join(get_args(allowed))}")
         self.size = size
         self.in_chans = in_chans
         chosen = size.image_size if img_size is None else img_size
         self.img_size: tuple[int, int] = (chosen, chosen) if isinstance(chosen, int) else (chosen[0], chosen[1])
         self.num_features = self.head_hidden_size = size.dims[-1]
-        self.feature_info = []
+        self.feature_info: list[dict[str, Any]] = []
+        self.init: Init = init
+        kinds = stage_kinds(attention, len(size.dims))
+        # What a model of the same size is built anew from, beside its classes.
+        self.options: dict[str, Any] = {
+            "attention": list(kinds),
+            "in_chans": in_chans,
+            "img_size": self.img_size,
+            "attention_options": dict(attention_options or {}),
+            "feed_forward": feed_forward,
+            "fiber_rank": fiber_rank,
+            "init": init,
+            "drop_path_rate": drop_path_rate,
+        }
         options = dict(attention_options or {})
         landmarks = options.pop("landmarks", size.landmarks)
         landmarks = (landmarks, landmarks) if isinstance(landmarks, int) else (int(landmarks[0]), int(landmarks[1]))
-        if "shared_query_key" in accepted_options(attention):
-            options.setdefault("shared_query_key", size.shared_query_key)
-        # One projection for queries and keys saves C^2 weights a block, as many as C / 2 hidden units of the MLP have.
-        compensated = size.shared_query_key and options.get("shared_query_key", False)
+        refuse_unknown_options(kinds, options)
 
         drop_path_rates = calculate_drop_path_rates(drop_path_rate, list(size.depths), stagewise=True)
         stages = []
-        channels, reduction = in_chans, 1
-        for index, dim in enumerate(size.dims):
+        channels, reduction, grid = in_chans, 1, self.img_size
+        for index, (kind, dim) in enumerate(zip(kinds, size.dims, strict=True)):
+            kernel, stride = size.patch_kernels[index], size.patch_strides[index]
+            grid = _strided(grid[0], kernel, stride), _strided(grid[1], kernel, stride)
+            own = {name: value for name, value in options.items() if accepts_option(kind, name)}
+            defaults = {
+                "shared_query_key": size.shared_query_key,
+                "landmark_stride": (max(1, grid[0] // landmarks[0]), max(1, grid[1] // landmarks[1])),
+            }
+            own = {name: value for name, value in defaults.items() if name in attention_options_of(kind)} | own
+            # One projection for queries and keys saves C^2 weights, as many as C / 2 hidden units of the MLP have.
+            compensated = size.shared_query_key and own.get("shared_query_key", False)
             hidden = dim * size.mlp_ratios[index] + (dim // 2 if compensated else 0)
             blocks = [
                 Block(
                     dim,
-                    build_attention(attention, dim, size.heads[index], landmarks=landmarks, **options),
+                    build_attention(kind, dim, size.heads[index], landmarks=landmarks, **own),
                     _mlp(dim, hidden) if feed_forward == "mlp" else FiberFeedForward(dim, hidden, rank=fiber_rank),
                     drop_path,
                 )
                 for drop_path in drop_path_rates[index]
             ]
-            embed = PatchEmbed(channels, dim, size.patch_kernels[index], size.patch_strides[index])
-            stages.append(Stage(embed, blocks, dim))
-            channels, reduction = dim, reduction * size.patch_strides[index]
+            stages.append(Stage(PatchEmbed(channels, dim, kernel, stride), blocks, dim))
+            channels, reduction = dim, reduction * stride
             self.feature_info.append({"num_chs": dim, "reduction": reduction, "module": f"stages.{index}"})
         self.stages = nn.ModuleList(stages)
+        if init == "default":
+            _draw_as_torch(self.stages)
         self.reset_classifier(num_classes, global_pool)
 
     def attention_kinds(self) -> tuple[str, ...]:
@@ -149,6 +181,43 @@ class Pyramid(nn.Module):
         for stage in self.stages:
             x = stage(x)
         return x
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Feature maps [B, D, h, w] of stages, timm's interface for dense prediction.
+
+        `indices` are the last so many stages, chosen ones, or all (None). Every stage ends with a norm, so that `norm`
+        changes nothing. With `intermediates_only` the last stage's map is not returned beside the list.
+        """
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt must be 'NCHW', not {output_fmt!r}")
+        taken, last = feature_take_indices(len(self.stages), indices)
+        intermediates = []
+        for index, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
+            x = stage(x)
+            if index in taken:
+                intermediates.append(x)
+        return intermediates if intermediates_only else (x, intermediates)
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the stages after the last of `indices` and, then or with `prune_head`, the head; the stages kept."""
+        taken, last = feature_take_indices(len(self.stages), indices)
+        pruned = last < len(self.stages) - 1
+        self.stages = self.stages[: last + 1]
+        if pruned:
+            self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
+        if pruned or prune_head:
+            self.reset_classifier(0, "")
+        return list(taken)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Feature map [B, D, h, w] -> logits [B, classes], or pooled features [B, D] with `pre_logits`."""
@@ -172,9 +241,10 @@ class Pyramid(nn.Module):
         if num_classes > 0 and self.global_pool != "avg":
             raise ValueError("a classifier needs global_pool='avg'")
         self.num_classes = num_classes
-        self.head: nn.Module = (
-            init_linear(nn.Linear(self.num_features, num_classes)) if num_classes > 0 else nn.Identity()
-        )
+        self.head: nn.Module = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
+        if isinstance(self.head, nn.Linear) and self.init == "trunc_normal":
+            init_linear(self.head)
+        self.head.to(next(self.stages.parameters()))  # its device and type
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block in the backward pass instead of storing its activations."""
@@ -207,3 +277,17 @@ def _mlp(dim: int, hidden: int) -> Mlp:
     init_linear(mlp.fc1)
     init_linear(mlp.fc2)
     return mlp
+
+
+def _strided(size: int, kernel: int, stride: int) -> int:
+    """Rows or columns that a patch embedding makes of `size` pixels."""
+    return (size + 2 * (kernel // 2) - kernel) // stride + 1
+
+
+def _draw_as_torch(module: nn.Module) -> None:
+    """Draw linear layers and convolutions again as torch does by default, but for those of token metrics."""
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        module.reset_parameters()
+    elif not isinstance(module, TokenMetric):
+        for child in module.children():
+            _draw_as_torch(child)

@@ -47,7 +47,11 @@ def _register(family: str, size: str) -> None:
 
         options["attention"] = attention_kind_of(name, options)
         options.setdefault("feed_forward", "fiber" if family == "fiberformer" else "mlp")
-        model: Pyramid = build_model_with_cfg(Pyramid, name, pretrained, size=PYRAMID_SIZES[size], **options)
+        # "getter" takes the maps of `forward_intermediates` for features_only=True.
+        features = {"out_indices": tuple(range(len(PYRAMID_SIZES[size].dims))), "feature_cls": "getter"}
+        model: Pyramid = build_model_with_cfg(
+            Pyramid, name, pretrained, size=PYRAMID_SIZES[size], feature_cfg=features, **options
+        )
         return model
 
     create.__name__ = create.__qualname__ = name

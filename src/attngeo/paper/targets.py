@@ -65,6 +65,7 @@ INJECTIVITY = "analyses/injectivity.json"
 VARIATIONAL = "analyses/variational.json"
 OPERATOR_BENCHMARK = "benchmarks/operators.json"
 SOLVER_BENCHMARK = "benchmarks/solver.json"
+EDGE_BENCHMARK = "benchmarks/edge.json"
 GPU_TIMINGS = "benchmarks/gpu.json"
 
 
@@ -118,6 +119,10 @@ def _timing_inputs(preset: Preset) -> list[str]:
 
 def _solver_inputs(preset: Preset) -> list[str]:
     return [SOLVER_BENCHMARK]
+
+
+def _edge_inputs(preset: Preset) -> list[str]:
+    return [EDGE_BENCHMARK]
 
 
 def _figure(
@@ -219,6 +224,17 @@ TABLES: dict[str, Target] = {
             ("published/kernel_timings.csv",),
         ),
         _table(9, "tab09_ledger", "The ledger of claims", (), ledger_files, ("claims.yaml",)),
+        # Without a number: no table of the papers' is of this kind.
+        Target(
+            "edge",
+            0,
+            "table",
+            "One image at a time: latency and memory",
+            "attngeo.paper.tables.edge",
+            "workflow/report/edge.rst",
+            (),
+            _edge_inputs,
+        ),
     )
 }
 
