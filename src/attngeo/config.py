@@ -60,6 +60,8 @@ class DatasetConfig(_Strict):
     loader: Literal["auto", "ffcv", "torch", "arrays"] = "auto"
     write_mode: Literal["jpg", "raw"] = "jpg"
     max_resolution: int = Field(500, ge=1, le=8192, description="longest stored side in pixels")
+    val_labels: str = Field("", description="label file of validation images that lie flat in val/; without it, none")
+    workers: int = Field(0, ge=0, description="processes (torch) or threads (FFCV) that read images; changes no pixel")
 
 
 class LanguageModelConfig(_Strict):

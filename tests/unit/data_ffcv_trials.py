@@ -17,6 +17,7 @@ import psutil
 import torch
 from PIL import Image
 
+from attngeo.data.augmentation import Augmentation
 from attngeo.data.batches import Batches, open_batches
 from attngeo.data.ffcv_writer import write_betons
 from attngeo.data.folders import ImageFile
@@ -85,6 +86,47 @@ def loaders_agree(folder: Path) -> dict[str, Any]:
             result["difference"] = max(result["difference"], mean_difference)
     result["shapes"] = [list(labels.shape) for _, labels in opened(manifest, "val")]
     return result
+
+
+def loaders_agree_to_the_bit(folder: Path) -> dict[str, Any]:
+    """From raw storage, resized in whole numbers, with every augmentation."""
+    manifest = packed(folder, write_mode="raw")
+    everything = Augmentation("rand-m9-mstd0.5-inc1", 0.4, 0.5)
+    equal = {}
+    for interpolation in ("bilinear", "bicubic"):
+        for split, more in (("train", {"augmentation": everything, "images_per_epoch": 26}), ("val", {})):
+            options: dict[str, Any] = {"interpolation": interpolation, **more}
+            fast, plain = opened(manifest, split, **options), opened(manifest, split, loader="torch", **options)
+            pairs = [(read(fast, epoch, 1), read(plain, epoch, 1)) for epoch in range(2)]
+            equal[f"{interpolation} {split}"] = all(
+                torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1]) for ours, theirs in pairs
+            )
+    return equal
+
+
+def jpeg_decoders_differ_little(folder: Path) -> dict[str, Any]:
+    """Photographs stored as JPEG: libjpeg-turbo's fast transform beside Pillow, nothing resized."""
+    from ffcv.fields.decoders import SimpleRGBImageDecoder
+    from ffcv.loader import Loader
+    from ffcv.transforms import ToTensor
+    from sklearn.datasets import load_sample_images
+
+    from attngeo.data.beton import Beton
+
+    for photo, name in zip(load_sample_images().images, "ab", strict=True):
+        for split in ("train", "val"):
+            (folder / "images" / split / name).mkdir(parents=True)
+        for place, (top, left) in enumerate((y, x) for y in (0, 200) for x in (0, 200, 400)):
+            split = "val" if place == 5 else "train"
+            piece = photo[top : top + 200, left : left + 200]
+            Image.fromarray(piece).save(folder / "images" / split / name / f"{place}.png")
+    path = pack(folder / "images", folder / "packed", storage="beton").parent / "train.beton"
+    pipelines = {"image": [SimpleRGBImageDecoder(), ToTensor()], "label": None}
+    loader = Loader(str(path), 10, num_workers=1, drop_last=False, pipelines=pipelines)
+    theirs = torch.cat([batch[0].clone() for batch in loader]).numpy().astype(int)
+    ours = np.stack([Beton(path)[index][0] for index in range(len(theirs))]).astype(int)
+    difference = np.abs(ours - theirs)
+    return {"images": len(theirs), "mean": float(difference.mean()), "largest": int(difference.max())}
 
 
 def augmentation_is_a_function_of_the_seed(folder: Path) -> dict[str, Any]:
@@ -208,7 +250,8 @@ def odd_images_are_written(folder: Path) -> dict[str, Any]:
     manifest = pack(root, folder / "packed", storage="beton", max_resolution=64)
     return {
         "n": read_json(manifest)["train"]["n"],
-        "refused": (folder / "packed/refused.csv").read_text().splitlines()[1:],
+        "refused": [line for line in (folder / "packed/report.csv").read_text().splitlines() if ",refused," in line],
+        "repaired": read_json(manifest)["repaired"]["images"],
         "labels": torch.bincount(read(opened(manifest, batch_size=23))[1]).tolist(),
     }
 
@@ -219,6 +262,127 @@ def one_worker_repeats_its_bytes(folder: Path) -> dict[str, Any]:
     again = pack(folder.parent / "jpg/images", folder / "again", storage="beton")
     names = ("train.beton", "val.beton", "manifest.json")
     return {name: (first.parent / name).read_bytes() == (again.parent / name).read_bytes() for name in names}
+
+
+def a_set_under_a_name_of_its_own(folder: Path) -> dict[str, Any]:
+    """`attngeo pack FOLDER NAME.beton`."""
+    images = image_folder(folder / "images", COUNTS)
+    manifest = pack(images, folder / "out/set.beton", workers=2)
+    labels = {split: sorted(read(opened(folder / "out/set.beton", split))[1].tolist()) for split in ("train", "val")}
+    return {"manifest": manifest.name, "files": sorted(path.name for path in (folder / "out").iterdir()), **labels}
+
+
+def large_images_are_stored_or_reduced(folder: Path) -> dict[str, Any]:
+    """A raw sample larger than FFCV's page of 8 MiB, and one image of 108 million pixels."""
+    from attngeo.data.beton import Beton
+
+    root = image_folder(folder / "images", COUNTS)
+    Image.new("RGB", (2000, 1900), (1, 2, 3)).save(root / "train/a/000.png")
+    Image.new("L", (12000, 9000), 90).save(root / "train/a/000.jpg")
+    manifest = pack(root, folder / "packed", storage="beton", write_mode="raw", max_resolution=2000)
+    stored = Beton(manifest.parent / "train.beton")
+    return {
+        "sides": [[int(stored.heights[place]), int(stored.widths[place])] for place in (1, 0)],
+        "n": len(stored),
+        "read": read(opened(manifest))[0].shape[0],
+    }
+
+
+def operations_in_the_wrong_order_are_refused(folder: Path) -> dict[str, Any]:
+    """Both ways in which FFCV would hang: here no loader is made at all."""
+    from ffcv.fields.rgb_image import SimpleRGBImageDecoder
+    from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
+
+    from attngeo.data.ffcv_loader import ordered
+
+    ones = np.ones(3, np.float32)
+    decoder, to_tensor, to_image = SimpleRGBImageDecoder(), ToTensor(), ToTorchImage()
+    told = []
+    for operations in (
+        [decoder, to_tensor, to_image, NormalizeImage(ones, ones, np.float32)],
+        [decoder, to_tensor, RandomHorizontalFlip()],
+        [decoder, to_image, to_tensor],
+        [decoder, torch.nn.Identity(), to_tensor],
+    ):
+        try:
+            ordered(operations)
+        except ValueError as error:
+            told.append(str(error).split()[0])
+    ordered([decoder, RandomHorizontalFlip(), to_tensor, to_image, torch.nn.Identity()])
+    return {"refused": told}
+
+
+def a_silent_reader_is_given_up(folder: Path) -> dict[str, Any]:
+    """A reading thread that never gives a batch."""
+    from attngeo.data import ffcv_loader
+
+    ffcv_loader.NO_BATCH_TIMEOUT_S = 1
+    batches: Any = opened(packed(folder))
+    waiting = threading.Event()
+    stages, outputs = batches._loader.code
+    batches._loader.code = ([(lambda **arguments: waiting.wait(), stages[0][1]), *stages[1:]], outputs)
+    begun = time.monotonic()
+    error = ""
+    try:
+        list(batches)
+    except TimeoutError as raised:
+        error = str(raised)
+    finally:
+        waiting.set()
+        ffcv_loader.NO_BATCH_TIMEOUT_S = 600
+    return {"error": error, "seconds": time.monotonic() - begun}
+
+
+def damaged_files_are_refused(folder: Path) -> dict[str, Any]:
+    """Stock FFCV reads another sample's pixels from a damaged JPEG, and opens or aborts on a file cut short."""
+    manifest = pack(image_folder(folder / "images", COUNTS), folder / "packed", storage="beton")
+    path = manifest.parent / "train.beton"
+    whole = path.read_bytes()
+    address = int(whole.index(b"\xff\xd8\xff"))
+    told = []
+    for damaged in (
+        whole[: address + 40] + bytes(40) + whole[address + 80 :],
+        whole[:-24],
+        whole[: len(whole) // 2],
+        whole[:16] + bytes(8) + whole[24:],
+    ):
+        path.write_bytes(damaged)
+        try:
+            opened(manifest)
+        except UserError as error:
+            told.append("not the file that was packed" in error.what)
+    return {"refused": told}
+
+
+def an_unfinished_epoch_does_no_harm_at_the_exit(folder: Path) -> dict[str, Any]:
+    """The exit status of this process is the result; its last trial."""
+    batches = opened(packed(folder), batch_size=1, workers=2)
+    iterator = iter(batches)
+    globals()["_kept"] = iterator
+    next(iterator)
+    return {"alive": threading.active_count() - 1}
+
+
+def two_loaders_at_once(folder: Path) -> dict[str, Any]:
+    """Refused where Numba's threads cannot bear it, and possible with one worker."""
+    manifest = packed(folder)
+    first, second = (iter(opened(manifest, split, batch_size=1, workers=2)) for split in ("train", "val"))
+    next(first)
+    try:
+        next(second)
+        error = ""
+    except UserError as raised:
+        error = raised.what
+    first.close()  # type: ignore[attr-defined]
+    after = len(list(opened(manifest, "val", batch_size=1, workers=2)))
+    both = [iter(opened(manifest, split, batch_size=1, workers=1)) for split in ("train", "val")]
+    return {"error": error, "after": after, "one worker": [len(next(batches)[1]) for batches in both]}
+
+
+def workers_are_capped_by_the_cores_given(folder: Path) -> dict[str, Any]:
+    """Of two cores this process may use one."""
+    batches = opened(packed(folder), workers=2)
+    return {"workers": batches.describe()["workers"], "images": read(batches)[0].shape[0]}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 from attngeo.data import embedded, ffcv_available
 from attngeo.data import manifest as manifests
 from attngeo.data.batches import Batches, open_batches
+from attngeo.data.layout import write_classes
 from attngeo.data.packing import pack
 from attngeo.errors import UserError
 from attngeo.files import read_json, sha256_file, write_json
@@ -40,6 +41,7 @@ def beton_set(folder_set, tmp_path_factory) -> Path:
         images = [decode_image(manifest.source_root() / file.path) for file in files]
         write_beton_by_hand(out / f"{split}.beton", images, [file.label for file in files])
         raw[split] = file_entry(out / f"{split}.beton", count=len(files), relative_to=out)
+    write_classes(out / "classes.csv", raw["classes"])
     write_json(out / "manifest.json", raw)
     return out / "manifest.json"
 

@@ -59,6 +59,12 @@ def test_numbers_that_yaml_takes_for_text_are_numbers(tmp_path: Path) -> None:
         ({"accumulation": 0}, "accumulation is 0"),
         ({"accumulation": 8}, "accumulation is 8"),
         ({"channels_last": "yes"}, "channels_last is 'yes'"),
+        ({"rand_augment": "rand-z9"}, "rand_augment is 'rand-z9'"),
+        ({"rand_augment": 9}, "rand_augment is 9"),
+        ({"random_erasing": 1.5}, "random_erasing is 1.5"),
+        ({"color_jitter": -0.1}, "color_jitter is -0.1"),
+        ({"color_jitter": 0.4, "augment": False}, "off where augment is false"),
+        ({"interpolation": "nearest"}, "interpolation is 'nearest'"),
         ({"non_finite": "ignore"}, "non_finite is 'ignore'"),
     ],
 )

@@ -41,8 +41,8 @@ def test_own_images(finished_copy: ProjectCopy) -> None:
     run_example(finished_copy, "own-images")
     table = pd.read_csv(finished_copy.root / "paper_figures/tab1.csv")
     assert table.astype(str).apply(lambda column: column.str.contains("my-images")).any().any()
-    refused = (finished_copy.root / "results/my-images/data/my-images/refused.csv").read_text()
-    assert "broken.jpg" in refused
+    report = (finished_copy.root / "results/my-images/data/my-images/report.csv").read_text()
+    assert "broken.jpg,refused" in report
     assert finished_copy.planned("--config preset=my-images") == []
     shutil.copy(finished_copy.root / "my_images/thin's/0.jpg", finished_copy.root / "my_images/thin's/one more.jpg")
     again = finished_copy.planned("--config preset=my-images")

@@ -75,10 +75,14 @@ class ArrayBatches(Batches):
                     segment.pass_number,
                     self.augment,
                 )
-                parts.append(normalise(pixels, flips, self.mean[:1], self.std[:1]))
+                if self.augmenter.changes_pixels:
+                    pixels = self.augmenter.colour_and_shape(pixels.expand(-1, 3, -1, -1), segment)
+                channels = pixels.shape[1]
+                parts.append(normalise(pixels, flips, self.mean[:channels], self.std[:channels]))
             indices = np.concatenate([segment.indices for segment in batch])
             images = parts[0] if len(parts) == 1 else torch.cat(parts)
-            yield images.expand(-1, 3, -1, -1).contiguous(), torch.from_numpy(self._labels[indices])
+            images = images.expand(-1, 3, -1, -1).contiguous()
+            yield self.augmenter.erase(images, batch), torch.from_numpy(self._labels[indices])
 
     def _pixel_rule(self) -> str:
         return pixel_rule(self.image_size, self.augment)

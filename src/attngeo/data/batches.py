@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 
 from attngeo.data import ffcv_available
+from attngeo.data.augmentation import Augmentation, Augmenter
 from attngeo.data.manifest import Manifest, Split, read_manifest
+from attngeo.data.resampling import INTERPOLATIONS
 from attngeo.data.transforms import Order
 from attngeo.errors import UserError
 
 LoaderName = Literal["arrays", "torch", "ffcv"]
+Interpolation = Literal["auto", "bilinear", "bicubic"]
+NOTHING_MORE = Augmentation()
 
 
 class Batches(ABC):
@@ -27,13 +31,27 @@ class Batches(ABC):
     loader: LoaderName
 
     def __init__(
-        self, manifest: Manifest, split: Split, order: Order, *, image_size: int, augment: bool, why: str
+        self,
+        manifest: Manifest,
+        split: Split,
+        order: Order,
+        *,
+        image_size: int,
+        augment: bool,
+        augmentation: Augmentation,
+        interpolation: Interpolation,
+        why: str,
     ) -> None:
         self.manifest = manifest
         self.split = split
         self.order = order
         self.image_size = image_size
         self.augment = augment
+        self.augmentation = augmentation
+        self.interpolation: Interpolation = interpolation
+        self.augmenter = Augmenter(
+            augmentation, seed=order.seed, size=image_size, mean=manifest.raw["mean"], interpolation=interpolation
+        )
         self.why = why
         self.num_classes = manifest.num_classes
         self.num_images = order.num_images
@@ -69,6 +87,7 @@ class Batches(ABC):
             "dataset": self.manifest.raw["dataset"],
             "storage": self.manifest.storage,
             "manifest_sha256": self.manifest.sha256,
+            "classes": self.manifest.raw["classes"],
             "split": self.split,
             "num_images": self.num_images,
             "images_per_epoch": self.order.images_per_epoch,
@@ -77,7 +96,7 @@ class Batches(ABC):
             "order": "permutation of each pass by (seed, pass)" if self.order.shuffled else "sequential",
             "drop_last": self.order.shuffled,
             "seed": self.order.seed,
-            "pixels": self._pixel_rule(),
+            "pixels": self._pixel_rule() + self.augmentation.words,
             "versions": self._versions(),
         }
 
@@ -98,11 +117,17 @@ def open_batches(
     seed: int,
     image_size: int,
     augment: bool,
+    augmentation: Augmentation = NOTHING_MORE,
+    interpolation: Interpolation = "auto",
     loader: Literal["auto", "arrays", "torch", "ffcv"] = "auto",
     workers: int = 0,
     images_per_epoch: int | None = None,
 ) -> Batches:
     """Open a split of a packed image set for training or validation.
+
+    `augment` crops (or shifts) and mirrors at random; `augmentation` is what happens to images besides. With
+    `interpolation` "bilinear" or "bicubic" the torch and the FFCV loader resize alike, to the bit; "auto" is each
+    loader's own way (torch: bilinear, FFCV: by area).
 
     Order and augmentation are functions of (seed, pass, index): any loader gives the same order, any number of
     `workers` the same pixels. With `images_per_epoch` an epoch is that long a piece of the endless stream of
@@ -121,6 +146,12 @@ def open_batches(
     ):
         if value is not None and value < 1:
             raise UserError(f"{option} is {value}", "give 1 or more")
+    if interpolation not in INTERPOLATIONS:
+        raise UserError(f"interpolation is {interpolation!r}", f"use one of {', '.join(INTERPOLATIONS)}")
+    if augmentation and not augment:
+        raise UserError(
+            "augmentation is asked for where augment is false", "set augment, or leave the augmentation out"
+        )
     if images_per_epoch is not None and not shuffled:
         raise UserError("images_per_epoch is for training; validation uses every image", "leave it out")
     order = Order(manifest.num_images(split), batch_size, seed, shuffled, images_per_epoch)
@@ -130,23 +161,31 @@ def open_batches(
             f"choose a smaller batch_size in the recipe (config/recipes), or add images: {order.num_images} are there",
         )
     chosen, why = _choose_loader(manifest, loader)
-    path = manifest.data_path(split)
+    options: dict[str, Any] = {
+        "path": manifest.data_path(split),
+        "image_size": image_size,
+        "augment": augment,
+        "augmentation": augmentation,
+        "interpolation": interpolation,
+        "why": why,
+    }
+    if manifest.storage == "arrays" and interpolation != "auto":
+        raise UserError(
+            f"interpolation {interpolation!r} is for crops of images; small images in memory are placed, not resized",
+            "leave interpolation out of the recipe",
+        )
     if chosen == "arrays":
         from attngeo.data.array_loader import ArrayBatches
 
-        return ArrayBatches(manifest, split, order, image_size=image_size, augment=augment, why=why, path=path)
+        return ArrayBatches(manifest, split, order, **options)
     if chosen == "ffcv":
         from attngeo.data.ffcv_loader import FFCVBatches
 
         with ffcv_available.torch_threads_kept():
-            return FFCVBatches(
-                manifest, split, order, image_size=image_size, augment=augment, why=why, path=path, workers=workers
-            )
+            return FFCVBatches(manifest, split, order, workers=workers, **options)
     from attngeo.data.torch_loader import TorchBatches
 
-    return TorchBatches(
-        manifest, split, order, image_size=image_size, augment=augment, why=why, path=path, workers=workers
-    )
+    return TorchBatches(manifest, split, order, workers=workers, **options)
 
 
 def _choose_loader(manifest: Manifest, asked: str) -> tuple[LoaderName, str]:

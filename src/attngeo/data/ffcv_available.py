@@ -1,8 +1,10 @@
 """Whether FFCV can be used here, asked without the side effects of importing it."""
 
+import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,6 +25,17 @@ def torch_threads_kept() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def keep_tbb_loaded() -> None:
+    """Have Numba's TBB threads, which importing FFCV starts, stay until the process is gone.
+
+    Numba waits for them when its module is freed at the exit; on one core that wait never ends. So the module is not
+    freed: it gets a reference that no one drops.
+    """
+    pool = sys.modules.get("numba.np.ufunc.tbbpool")
+    if pool is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
 
 
 def is_installed() -> bool:

@@ -1,16 +1,20 @@
 """Batches from .beton files through FFCV, whose faults are fenced in here.
 
 FFCV's reader hangs for ever when its thread dies, leaks that thread when an epoch is left early, sets the number of
-torch's threads for the whole process, hands out views of buffers that it overwrites, and draws augmentation from
-generators that no seed controls. Here the order is given to it explicitly; the crop of every image comes from a table
-that is filled before each pass, a function of (seed, pass, index); the thread is watched and always ended; the number
-of threads is restored; what is handed out is a copy.
+torch's threads for the whole process, hands out views of buffers that it overwrites, draws augmentation from
+generators that no seed controls, loops for ever over operations in the wrong order, and aborts the process when it
+exits within an epoch or, with one kind of Numba's threads, when two loaders are read at once.
+
+Here the order is given to it explicitly; the crop of every image comes from a table that is filled before each pass, a
+function of (seed, pass, index); the thread is watched and always ended, at the exit too; the number of threads is
+restored; what is handed out is a copy; the order of operations is checked; a second reader is refused where it must be.
 """
 
+import atexit
 import importlib.metadata
 import queue
-import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +28,15 @@ from ffcv.libffcv import imdecode, resize_crop
 from ffcv.loader import Loader
 from ffcv.loader.epoch_iterator import EpochIterator
 from ffcv.pipeline.compiler import Compiler
-from ffcv.transforms import Squeeze, ToTensor
+from ffcv.pipeline.operation import Operation
+from ffcv.transforms import Convert, Squeeze, ToDevice, ToTensor, ToTorchImage, View
+from numba.np.ufunc.parallel import _launch_threads
 from torch import Tensor
 
-from attngeo.data.batches import Batches
+from attngeo.data import resampling
+from attngeo.data.batches import Batches, Interpolation
 from attngeo.data.beton import JPEG_MODE, Beton
+from attngeo.data.ffcv_available import keep_tbb_loaded
 from attngeo.data.manifest import Manifest, Split
 from attngeo.data.torch_loader import crop_rule
 from attngeo.data.transforms import (
@@ -40,15 +48,44 @@ from attngeo.data.transforms import (
     random_flips,
     uniform_draws,
 )
+from attngeo.errors import UserError
+
+keep_tbb_loaded()
 
 NO_BATCH_TIMEOUT_S = 600
 POLL_S = 0.2
 BATCHES_AHEAD = 3
+TORCH_OPERATIONS = (Squeeze, ToTorchImage, Convert, View, ToDevice)
 CROP_COLUMNS = ("top", "left", "height_used", "width_used")
 
 
+_open: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
+
+
+def ordered(operations: list[Operation]) -> list[Operation]:
+    """The operations of a pipeline; ValueError unless compiled ones come first, then ToTensor, then torch's.
+
+    FFCV's loader loops for ever over a compiled operation behind ToTensor, and its thread dies of a torch operation
+    before it.
+    """
+    converted = False
+    for operation in operations:
+        on_tensors = not isinstance(operation, Operation) or type(operation) in TORCH_OPERATIONS
+        if type(operation) is ToTensor and not converted:
+            converted = True
+        elif on_tensors != converted:
+            name = type(operation).__name__
+            raise ValueError(f"{name} stands {'behind' if converted else 'before'} ToTensor, where FFCV would hang")
+    return operations
+
+
 class TableCropDecoder(ResizedCropRGBImageDecoder):
-    """Decodes an image and resizes the crop that its row of the metadata names (OpenCV, area interpolation)."""
+    """Decodes an image and resizes the crop that its row of the metadata names.
+
+    By area with OpenCV for "auto", else with the whole-number arithmetic that the torch loader's resizing has.
+    """
+
+    interpolation: Interpolation = "auto"
 
     @property
     def get_crop_generator(self) -> Any:
@@ -60,7 +97,9 @@ class TableCropDecoder(ResizedCropRGBImageDecoder):
         read = self.memory_read
         samples = Compiler.get_iterator()
         decode_jpeg = Compiler.compile(imdecode)
-        crop_and_resize = Compiler.compile(resize_crop)
+        crop_and_resize = (
+            Compiler.compile(resize_crop) if self.interpolation == "auto" else _resizing(self.interpolation)
+        )
 
         def decode(indices, memory, metadata, storage):  # numba infers the types
             output, scratch = memory
@@ -80,6 +119,19 @@ class TableCropDecoder(ResizedCropRGBImageDecoder):
 
         decode.is_parallel = True  # type: ignore[attr-defined]
         return decode
+
+
+def _resizing(interpolation: Interpolation) -> Any:
+    """A compiled function of the arguments of FFCV's `resize_crop` that resizes as torch does."""
+    kernel, weights_of, resample = (
+        numba.njit(nogil=True)(function) for function in (resampling.kernel, resampling.weights_of, resampling.resample)
+    )
+    cubic = interpolation == "bicubic"
+
+    def crop_and_resize(pixels, top, bottom, left, right, output):
+        resample(pixels[top:bottom, left:right], output, cubic, weights_of, kernel)
+
+    return numba.njit(nogil=True)(crop_and_resize)
 
 
 def _with_crop_columns(metadata: np.ndarray) -> np.ndarray:
@@ -108,6 +160,7 @@ class FFCVBatches(Batches):
         self.workers = max(1, min(workers, numba.config.NUMBA_NUM_THREADS))
         self._threads = torch.get_num_threads()
         decoder = TableCropDecoder((self.image_size, self.image_size))
+        decoder.interpolation = self.interpolation
         self._loader = Loader(
             str(path),
             batch_size=order.batch_size,
@@ -116,8 +169,10 @@ class FFCVBatches(Batches):
             seed=0,  # no draw of FFCV is used
             drop_last=False,
             batches_ahead=BATCHES_AHEAD,
-            # Compiled operations first, then ToTensor, and nothing compiled after it: FFCV loops for ever otherwise.
-            pipelines={"image": [decoder, ToTensor()], "label": [IntDecoder(), ToTensor(), Squeeze(1)]},
+            pipelines={
+                "image": ordered([decoder, ToTensor()]),
+                "label": ordered([IntDecoder(), ToTensor(), Squeeze(1)]),
+            },
         )
         torch.set_num_threads(self._threads)  # Loader() sets it to its own for the whole process
         self._loader.reader.metadata = _with_crop_columns(self._loader.reader.metadata)
@@ -145,8 +200,13 @@ class FFCVBatches(Batches):
         done = 0
         for images, labels in _guarded(self._loader, indices.astype(np.uint64), self._threads):
             mirrored = flips[done : done + len(labels)] if flips is not None else None
+            piece = Segment(segment.pass_number, indices[done : done + len(labels)])
             done += len(labels)
-            yield normalise(images.permute(0, 3, 1, 2), mirrored, self.mean, self.std), labels.clone()
+            pixels = images.permute(0, 3, 1, 2)
+            if self.augmenter.changes_pixels:
+                pixels = self.augmenter.colour_and_shape(pixels, piece)
+            normalised = normalise(pixels, mirrored, self.mean, self.std)
+            yield self.augmenter.erase(normalised, [piece]), labels.clone()
 
     def _fill_table(self, segment: Segment) -> Tensor | None:
         """Write the crops of a segment into the metadata; which of its images are to be mirrored."""
@@ -167,7 +227,10 @@ class FFCVBatches(Batches):
         stored = (
             "JPEG decoded by libjpeg-turbo (fast DCT)" if self.manifest.raw["write_mode"] != "raw" else "stored pixels"
         )
-        return f"{stored}; {crop_rule(self.augment, self.manifest.raw['min_crop_area'])}; area interpolation (OpenCV)"
+        kind = f"{self.interpolation} with antialiasing"
+        if self.interpolation == "auto":
+            kind = "area interpolation (OpenCV)"
+        return f"{stored}; {crop_rule(self.augment, self.manifest.raw['min_crop_area'])}; {kind}"
 
     def _versions(self) -> dict[str, str]:
         names = ("ffcv", "numba", "opencv-python")
@@ -205,7 +268,9 @@ def _guarded(loader: Loader, order: np.ndarray, threads: int) -> Iterator[tuple[
     """
     Compiler.set_num_threads(loader.num_workers)
     torch.set_num_threads(threads)
+    _refuse_a_second_reader(loader.num_workers)
     iterator = EpochIterator(loader, order)
+    _open.add(iterator)
     last = time.monotonic()
     try:
         while True:
@@ -224,15 +289,35 @@ def _guarded(loader: Loader, order: np.ndarray, threads: int) -> Iterator[tuple[
             yield images, labels
             last = time.monotonic()
     finally:
-        iterator.close()
-        _drain(iterator)
+        _end(iterator)
 
 
-def _drain(iterator: threading.Thread) -> None:
-    """Empty the queue until the thread has ended: its last message would otherwise wait for room in it for ever."""
+def _refuse_a_second_reader(workers: int) -> None:
+    """UserError where Numba would abort the process: its own threads ("workqueue") serve one reader at a time."""
+    if workers == 1 or not any(iterator.is_alive() for iterator in _open) or numba.config.DISABLE_JIT:
+        return
+    _launch_threads()
+    if numba.threading_layer() == "workqueue":
+        raise UserError(
+            "two FFCV loaders are read at the same time, which Numba's threads here (workqueue) do not bear",
+            "install libgomp1 or tbb, finish one epoch before the other, or give the data set workers: 1",
+        )
+
+
+def _end(iterator: EpochIterator) -> None:
+    """Stop the thread and empty its queue until it has ended: its last message would otherwise wait for room in it."""
+    iterator.close()
     waiting_since = time.monotonic()
     while iterator.is_alive() and time.monotonic() - waiting_since < NO_BATCH_TIMEOUT_S:
         try:
-            iterator.output_queue.get(timeout=POLL_S / 10)  # type: ignore[attr-defined]
+            iterator.output_queue.get(timeout=POLL_S / 10)
         except queue.Empty:
             iterator.join(POLL_S / 10)
+    _open.discard(iterator)
+
+
+@atexit.register
+def _end_all() -> None:
+    """Before the interpreter goes: a thread that still reads then aborts the process."""
+    for iterator in list(_open):
+        _end(iterator)

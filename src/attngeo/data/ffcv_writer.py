@@ -20,24 +20,28 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from attngeo.data.beton import Beton
+from attngeo.data.ffcv_available import keep_tbb_loaded
 from attngeo.data.folders import ImageFile
-from attngeo.data.images import UnreadableImage, decode_image
+from attngeo.data.images import UnreadableImage, examine
 from attngeo.data.index import read_index, write_index
 from attngeo.data.manifest import path_of_uri
+from attngeo.data.progress import Progress
 from attngeo.errors import UserError
 from attngeo.files import explain_os_errors, read_json, write_json
 
 SMALLEST_PAGE_BYTES = 1 << 21
 WATCH_S = 0.2
 DEAD_WORKER_STATUS, IMPORT_STATUS = 70, 71
-JOB, FAILURE, MESSAGES = "job.json", "failure.txt", "messages.txt"
+PROGRESS_S = 1.0
+JOB, FAILURE, MESSAGES, PROGRESS = "job.json", "failure.txt", "messages.txt", "progress.txt"
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
@@ -60,10 +64,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Problems:
-    """Paths of images and what is wrong with them: those `refused` cannot be used, those `noted` can."""
+    """Paths of images and what is said of them: `refused` ones cannot be used, others were repaired or are odd."""
 
-    refused: dict[str, str]
-    noted: dict[str, str]
+    refused: dict[str, str] = field(default_factory=dict)
+    repaired: dict[str, str] = field(default_factory=dict)
+    warned: dict[str, str] = field(default_factory=dict)
+
+    def update(self, other: "Problems") -> None:
+        """Add what is said in `other`."""
+        self.refused.update(other.refused)
+        self.repaired.update(other.repaired)
+        self.warned.update(other.warned)
 
 
 def write_betons(
@@ -90,7 +101,7 @@ def write_betons(
         write_json(scratch / JOB, asdict(job))
         for split, files in splits.items():
             write_index(scratch / f"{split}.jsonl", files)
-        _run(name)
+        _run(name, sum(map(len, splits.values())))
         problems = {split: _read_problems(scratch / f"{split}.problems") for split in splits}
         for split, files in splits.items():
             if problems[split].refused:
@@ -106,26 +117,49 @@ def write_betons(
     return problems
 
 
-def _run(scratch: str) -> None:
-    """Run the writing process to its end; FFCVMissing or UserError unless it succeeds."""
+def _run(scratch: str, images: int) -> None:
+    """Run the writing process of so many images to its end; FFCVMissing or UserError unless it succeeds."""
     watched = sys.stderr.isatty()  # then FFCV's progress bar goes to the terminal
     messages = Path(scratch) / MESSAGES
     with messages.open("wb") as stream:  # a pipe would be waited for until every process that inherited it has ended
-        finished = subprocess.run(
+        writer = subprocess.Popen(
             [sys.executable, "-m", "attngeo.data.ffcv_writer", scratch],
             env=os.environ | ({} if watched else {"TQDM_DISABLE": "1"}),
             stderr=None if watched else stream,
-            check=False,
         )
-    if not finished.returncode:
+        try:
+            with Progress(images, "images written", shown=not watched) as progress:
+                while not _ended(writer, PROGRESS_S):
+                    progress.reach(_count(Path(scratch) / PROGRESS))
+        except BaseException:
+            writer.kill()  # its workers end with it
+            writer.wait()
+            raise
+    if not writer.returncode:
         return
-    message = _reason(finished.returncode, Path(scratch) / FAILURE, messages)
-    if finished.returncode == IMPORT_STATUS:
+    message = _reason(writer.returncode, Path(scratch) / FAILURE, messages)
+    if writer.returncode == IMPORT_STATUS:
         raise FFCVMissing(message)
     raise UserError(
-        f"FFCV could not write the images: {message} (exit status {finished.returncode})",
+        f"FFCV could not write the images: {message} (exit status {writer.returncode})",
         "make space in memory, on the disk and in /dev/shm; pack with one worker; or use storage 'folder'",
     )
+
+
+def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait so long for a process to end; whether it has."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _count(path: Path) -> int:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError):  # not written yet, or at this very moment
+        return 0
 
 
 def _reason(status: int, failure: Path, messages: Path) -> str:
@@ -139,19 +173,22 @@ def _reason(status: int, failure: Path, messages: Path) -> str:
 
 
 def _read_problems(path: Path) -> Problems:
-    problems = Problems({}, {})
+    problems = Problems()
     if path.exists():
         for line in path.read_text(encoding="ascii").splitlines():
             kind, name, reason = json.loads(line)
-            (problems.refused if kind == "refused" else problems.noted)[name] = reason
+            getattr(problems, kind)[name] = reason
     return problems
 
 
 class _CheckedImages:
     """The set as FFCV's writer takes it: `[i]` never raises, problems go to a file that all workers append to."""
 
-    def __init__(self, root: Path, files: Sequence[ImageFile], max_resolution: int, problems: Path) -> None:
+    def __init__(
+        self, root: Path, files: Sequence[ImageFile], max_resolution: int, problems: Path, done: Any = None
+    ) -> None:
         self.root = root
+        self.done = done  # a multiprocessing.Value that counts the images read
         self.files = files
         self.max_resolution = max_resolution
         self.problems = problems
@@ -161,15 +198,19 @@ class _CheckedImages:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         file = self.files[index]
-        notes: list[str] = []
+        if self.done is not None:
+            with self.done.get_lock():
+                self.done.value += 1
         try:
-            pixels = decode_image(self.root / file.path, self.max_resolution, notes)
+            image = examine(self.root / file.path, file.path, self.max_resolution)
         except UnreadableImage as error:
             self._report("refused", file.path, str(error))
             return np.zeros((1, 1, 3), np.uint8), 0
-        if notes:
-            self._report("noted", file.path, notes[0])
-        return pixels, file.label
+        if image.repaired:
+            self._report("repaired", file.path, image.repaired)
+        if image.warning:
+            self._report("warned", file.path, image.warning)
+        return image.pixels, file.label
 
     def _report(self, kind: str, path: str, reason: str) -> None:
         line = json.dumps([kind, path, reason]) + "\n"
@@ -204,9 +245,15 @@ def _end_with_parent() -> None:
         os._exit(DEAD_WORKER_STATUS)
 
 
-def _watch(parent: int, failure: Path) -> None:
-    """End this process and its workers as soon as a worker failed or whoever started this process is gone."""
+def _watch(parent: int, scratch: Path, done: Any) -> None:
+    """Write down how many images are done; end this process and its workers as soon as a worker failed or whoever
+    started this process is gone."""
+    failure, progress, told = scratch / FAILURE, scratch / PROGRESS, 0
     while True:
+        if done.value != told:
+            told = done.value
+            with suppress(OSError):  # its folder may be gone
+                progress.write_text(str(told), encoding="ascii")
         failed = [worker.exitcode for worker in _Worker.started if worker.exitcode not in (None, 0)]
         if failed or os.getppid() != parent:
             for worker in _Worker.started:
@@ -222,13 +269,15 @@ def _watch(parent: int, failure: Path) -> None:
 
 def _write(scratch: Path) -> None:
     job = Job(**read_json(scratch / JOB))
-    threading.Thread(target=_watch, args=(job.parent, scratch / FAILURE), daemon=True).start()
+    done = multiprocessing.Value("Q", 0)
+    threading.Thread(target=_watch, args=(job.parent, scratch, done), daemon=True).start()
     try:
         import ffcv.writer
         from ffcv.fields import IntField, RGBImageField
     except Exception as error:  # numba, OpenCV and missing libraries raise many kinds
         (scratch / FAILURE).write_text(f"{type(error).__name__}: {error}".replace("\n", " "), encoding="utf-8")
         sys.exit(IMPORT_STATUS)
+    keep_tbb_loaded()
     ffcv.writer.Process = _Worker
     page_bytes = SMALLEST_PAGE_BYTES
     while page_bytes < 3 * job.max_resolution**2:  # the largest sample must fit a page
@@ -242,7 +291,7 @@ def _write(scratch: Path) -> None:
         target = str(scratch / f"{split}.beton")
         writer = ffcv.writer.DatasetWriter(target, fields, page_size=page_bytes, num_workers=job.workers)
         problems = scratch / f"{split}.problems"
-        images = _CheckedImages(path_of_uri(job.root_uri), files, job.max_resolution, problems)
+        images = _CheckedImages(path_of_uri(job.root_uri), files, job.max_resolution, problems, done)
         writer.from_indexed_dataset(images, chunksize=max(1, min(100, len(files) // (4 * job.workers))))
 
 

@@ -3,7 +3,8 @@
 Rules, the same whatever reads the images later: classes are the sub-folders in order of their names' bytes; images
 are found at any depth in a class folder; symbolic links are followed, a link that leads nowhere or round in a circle
 is reported; hidden files and files without an image's suffix are reported and left out. Names are bytes to the
-system: those that are not UTF-8 are kept as they are and shown with escapes.
+system: those that are not UTF-8 are kept as they are and shown with escapes. The classes are those of train/: one
+that has no validation image keeps its label and is reported.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from attngeo.data.label_files import known_label_files, read_labels
 from attngeo.errors import UserError
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -29,13 +31,15 @@ class ImageFile:
 
 @dataclass
 class ImageFolder:
-    """What was found under `root`: class names, images by split, and odd files as (path, reason)."""
+    """What was found under `root`: class names, images by split, odd files and odd classes as (path, reason)."""
 
     root: Path
     classes: list[str]
     splits: dict[str, list[ImageFile]]
     split_rule: str
     strays: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[tuple[str, str]] = field(default_factory=list)
+    label_rule: str = "a class is the index of its folder's name in byte order"
 
 
 def shown(name: str | os.PathLike[str]) -> str:
@@ -60,11 +64,20 @@ def split_by_hash(paths: list[str], share: float = 0.2) -> set[str]:
     return held_out
 
 
-def scan(root: Path) -> ImageFolder:
+@dataclass
+class Split:
+    """The folder of a split: images by class folder (paths from the root), and images outside of class folders."""
+
+    classes: dict[str, list[str]]
+    flat: list[str]
+
+
+def scan(root: Path, val_labels: Path | None = None) -> ImageFolder:
     """List the images of `root`, which has train/ and val/ folders of class folders, or class folders only.
 
-    Raises UserError when there are no classes, a class is empty, validation images lie flat in their folder, or the
-    two splits do not have the same classes.
+    The images of val/ may also lie flat in it, if `val_labels` names the file of their labels (`label_files`).
+    Raises UserError when there are no classes, a class has no training image, images lie flat without labels, or val/
+    has a class that train/ has not.
     """
     if not root.is_dir():
         raise UserError(
@@ -78,77 +91,110 @@ def scan(root: Path) -> ImageFolder:
             f"{shown(root)} has {present[0]}/ but no {missing}/",
             f"add {missing}/ with the same class folders, or give {shown(root / present[0])} to have that split",
         )
+    if val_labels is not None and not present:
+        raise UserError(f"{shown(root)} has no val/ that labels could be for", "leave the label file out")
+    found = ImageFolder(root, [], {}, "folders train/ and val/", strays)
+    train = list_split(root, "train" if present else "", strays)
+    by_class = {"train": _filled_classes(root / ("train" if present else ""), train)}
+    found.classes = sorted(by_class["train"], key=os.fsencode)
     if present:
-        found = {split: _scan_classes(root, split, strays) for split in SPLITS}
+        by_class["val"] = _validation(found, list_split(root, "val", strays), val_labels)
         for name in sorted(os.listdir(root), key=os.fsencode):
             if name not in SPLITS:
-                strays.append((name, "neither train/ nor val/"))
-        rule = "folders train/ and val/"
+                strays.append((name, "hidden" if name.startswith(".") else "neither train/ nor val/"))
     else:
-        found = {"train": _scan_classes(root, "", strays)}
-        held_out = split_by_hash([path for paths in found["train"].values() for path in paths])
-        for name, paths in found["train"].items():
+        held_out = split_by_hash([path for paths in by_class["train"].values() for path in paths])
+        for name, paths in by_class["train"].items():
             if len(paths) < 2:
                 raise UserError(
                     f"class {shown(name)} has one image, which cannot be split into training and validation",
                     "add images to the class, remove it, or make train/ and val/ folders yourself",
                 )
-        found["val"] = {name: [p for p in paths if p in held_out] for name, paths in found["train"].items()}
-        found["train"] = {name: [p for p in paths if p not in held_out] for name, paths in found["train"].items()}
-        rule = "one fifth of each class for validation, those with the smallest SHA-256 of their relative path"
-    classes = _common_classes(root, found)
-    splits = {
-        split: [ImageFile(path, label) for label, name in enumerate(classes) for path in found[split][name]]
+        by_class["val"] = {name: [p for p in paths if p in held_out] for name, paths in by_class["train"].items()}
+        by_class["train"] = {name: [p for p in paths if p not in held_out] for name, paths in by_class["train"].items()}
+        found.split_rule = (
+            "one fifth of each class for validation, those with the smallest SHA-256 of their relative path"
+        )
+    found.splits = {
+        split: [
+            ImageFile(path, label) for label, name in enumerate(found.classes) for path in by_class[split].get(name, [])
+        ]
         for split in SPLITS
     }
-    return ImageFolder(root, classes, splits, rule, strays)
+    return found
 
 
-def _common_classes(root: Path, found: dict[str, dict[str, list[str]]]) -> list[str]:
-    """Class names in byte order, the same in both splits; UserError naming the difference."""
-    train, val = set(found["train"]), set(found["val"])
-    if train != val:
-        only = [
-            f"only in {split}/: {', '.join(sorted(map(shown, names))[:5])}"
-            for split, names in (("train", train - val), ("val", val - train))
-            if names
-        ]
+def _filled_classes(base: Path, split: Split) -> dict[str, list[str]]:
+    """The class folders of training images; UserError if images lie beside them, or one is empty."""
+    if split.flat:
         raise UserError(
-            f"{shown(root)}: the classes of train/ and val/ differ ({'; '.join(only)})",
+            f"{shown(base)} holds {len(split.flat)} images beside or instead of class folders",
+            "move each image into a folder named after its class",
+        )
+    if not split.classes:
+        raise UserError(f"{shown(base)} has no class folders", "give a folder with one folder a class, images inside")
+    for name, paths in split.classes.items():
+        if not paths:
+            raise UserError(f"class folder {shown(base / name)} holds no image", "put images into it or remove it")
+    return split.classes
+
+
+def _validation(found: ImageFolder, split: Split, val_labels: Path | None) -> dict[str, list[str]]:
+    """Validation images by class; notes in `found` how they got their labels and which classes have none."""
+    base = found.root / "val"
+    by_class = {name: paths for name, paths in split.classes.items() if paths}
+    if split.flat and (by_class or val_labels is None):
+        candidates = known_label_files(found.root) if not by_class else []
+        raise UserError(
+            f"{shown(base)} holds {len(split.flat)} images beside or instead of class folders",
+            f"name their label file, perhaps: --val-labels {shown(candidates[0])}"
+            if candidates
+            else "name the file of their labels (--val-labels FILE), or move each image into a folder named after its "
+            "class, as in train/",
+        )
+    if not split.flat and val_labels is not None:
+        raise UserError(f"{shown(base)} has class folders, which give the labels", "leave the label file out")
+    if not split.flat and not by_class:
+        raise UserError(f"{shown(base)} holds no image", "add validation images in folders of the same names as train/")
+    if split.flat and val_labels is not None:
+        names = [path.removeprefix("val/") for path in split.flat]
+        labels, rule = read_labels(val_labels, names, found.classes)
+        found.label_rule += f"; of validation images by {rule}"
+        by_class = defaultdict(list)
+        for path, label in zip(split.flat, labels, strict=True):
+            by_class[label].append(path)
+    unknown = sorted(set(by_class) - set(found.classes), key=os.fsencode)
+    missing = [name for name in found.classes if name not in by_class]
+    if unknown:
+        only = f"only in val/: {', '.join(map(shown, unknown[:5]))}"
+        if missing:
+            only = f"only in train/: {', '.join(map(shown, missing[:5]))}; {only}"
+        raise UserError(
+            f"{shown(found.root)}: the classes of train/ and val/ differ ({only})",
             "give both the same class folders; names decide which label a class gets, so they must match exactly",
         )
-    return sorted(train, key=os.fsencode)
+    found.warnings += [(f"val/{name}", "the class has no validation image; labels are not shifted") for name in missing]
+    return dict(by_class)
 
 
-def _scan_classes(root: Path, split: str, strays: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """Image paths relative to `root`, by class, for the class folders in root/split."""
+def list_split(root: Path, split: str, strays: list[tuple[str, str]]) -> Split:
+    """What lies in root/split (in `root` itself for ""): nothing is read; odd files are added to `strays`."""
     base = root / split if split else root
     prefix = f"{split}/" if split else ""
-    classes: dict[str, list[str]] = {}
-    flat = 0
+    listed = Split({}, [])
     for entry in sorted(os.scandir(base), key=lambda item: os.fsencode(item.name)):
         path = prefix + entry.name
         if entry.name.startswith("."):
             strays.append((path, "hidden"))
         elif entry.is_dir():
-            paths = _scan_images(root, path, strays)
-            if not paths:
-                raise UserError(f"class folder {shown(root / path)} holds no image", "put images into it or remove it")
-            classes[entry.name] = paths
+            listed.classes[entry.name] = _scan_images(root, path, strays)
+        elif not entry.is_file():  # reading a pipe or a device would wait for ever
+            strays.append((path, "dangling link" if entry.is_symlink() else "not a regular file"))
         elif Path(entry.name).suffix.lower() in IMAGE_SUFFIXES:
-            flat += 1
+            listed.flat.append(path)
         else:
-            strays.append(
-                (path, "dangling link" if entry.is_symlink() and not os.path.exists(entry.path) else "not an image")
-            )
-    if flat:
-        raise UserError(
-            f"{shown(base)} holds {flat} images beside or instead of class folders",
-            "move each image into a folder named after its class, the same names as in train/",
-        )
-    if not classes:
-        raise UserError(f"{shown(base)} has no class folders", "give a folder with one folder a class, images inside")
-    return classes
+            strays.append((path, "not an image"))
+    return listed
 
 
 def _scan_images(root: Path, folder: str, strays: list[tuple[str, str]]) -> list[str]:

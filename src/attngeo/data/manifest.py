@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from attngeo.data.layout import BETON, Names, check_classes
 from attngeo.errors import UserError
 from attngeo.files import read_json, sha256_file
 
@@ -14,18 +15,22 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 ANNOUNCED_BYTES = 4 << 30  # hashing more than this takes long enough to be wondered at
-FILE_NAME = "manifest.json"
 Storage = Literal["arrays", "beton", "folder"]
 Split = Literal["train", "val"]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest that was read: `raw` is the JSON object, `folder` where it lies, `sha256` that of its own bytes."""
+    """A manifest that was read: `raw` is the JSON object, `path` where it lies, `sha256` that of its own bytes."""
 
-    folder: Path
+    path: Path
     raw: dict[str, Any]
     sha256: str
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of the set lie."""
+        return self.path.parent
 
     @property
     def storage(self) -> Storage:
@@ -58,9 +63,11 @@ class Manifest:
         """
         entry = self.raw[split]
         path = (self.source_root() if self.storage == "arrays" else self.folder) / entry["path"]
-        remedy = f"delete {self.folder} and pack the images again"
+        remedy = f"delete {self.path} and pack the images again"
+        if "class_order" in self.raw:  # sets packed by older versions have none
+            check_classes(self.folder / self.raw["class_order"]["path"], self.raw["classes"], remedy)
         if not path.is_file():
-            raise UserError(f"{path} is missing, which {self.folder / FILE_NAME} lists", remedy)
+            raise UserError(f"{path} is missing, which {self.path} lists", remedy)
         size = path.stat().st_size
         if size == entry["bytes"] >= ANNOUNCED_BYTES:
             log.warning("verifying %s (%.1f GB) before it is read", path, size / 1e9)
@@ -70,14 +77,24 @@ class Manifest:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Read manifest.json (or the one in the folder `path`); UserError when it is missing or of another kind."""
-    path = Path(path)
-    if path.is_dir():
-        path = path / FILE_NAME
+    """Read a manifest, or that of the packed set `path` (a folder, or NAME.beton).
+
+    UserError when it is missing or of another kind.
+    """
+    path = manifest_path(path)
     raw = read_json(path)
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise UserError(f"{path} is not a manifest of a packed image set", "pack the images again with `attngeo pack`")
-    return Manifest(path.parent, raw, sha256_file(path))
+    return Manifest(path, raw, sha256_file(path))
+
+
+def manifest_path(path: str | Path) -> Path:
+    """Where the manifest of the packed set `path` is or would be; a manifest's own path is returned as it is."""
+    path = Path(path)
+    if path.suffix == BETON or path.is_dir():
+        names = Names.of(path)
+        return names.folder / names.manifest
+    return path
 
 
 def path_of_uri(uri: str) -> Path:

@@ -2,7 +2,7 @@
 
 import csv
 import importlib.metadata
-from collections import Counter
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -19,8 +19,10 @@ from attngeo.data.ffcv_writer import FFCVMissing, Problems, versions, write_beto
 from attngeo.data.folders import SPLITS, ImageFile, ImageFolder, scan, shown
 from attngeo.data.images import UnreadableImage, decode_image
 from attngeo.data.index import write_index
+from attngeo.data.layout import Names, publish, working_folder, write_classes
+from attngeo.data.progress import Progress
 from attngeo.errors import UserError
-from attngeo.files import explain_os_errors, sha256_file, write_aside, write_json
+from attngeo.files import sha256_file, write_aside, write_json
 
 LARGEST_RESOLUTION = 16384
 STATISTICS_IMAGES = 2048
@@ -47,20 +49,28 @@ def pack(
     jpeg_quality: int = 90,
     workers: int = 1,
     min_crop_area: float | None = None,
+    val_labels: Path | None = None,
     name: str | None = None,
 ) -> Path:
-    """Pack `source` (an image folder or the name of an embedded set) into the folder `out`; the path of its manifest.
+    """Pack `source` (an image folder or the name of an embedded set) as `out`; the path of its manifest.
 
-    "auto" keeps arrays in memory as they are, and makes .beton files of an image folder if FFCV is installed, else a
-    list of the files (the manifest says why). Images whose longer side exceeds `max_resolution` pixels are reduced.
-    With one worker the packed bytes are the same each time. `min_crop_area` is the smallest share of an image that
-    training may crop, a property of the data: a defect must not be cut away. What is left out, and why, is in
-    refused.csv. The manifest is written last. Raises UserError for sets that cannot be used.
+    `out` is a folder, or a name that ends in .beton: then that file holds the training images, and its neighbours of
+    the same name the rest (`layout.Names`). "auto" keeps arrays in memory as they are, and makes .beton files of an
+    image folder if FFCV is installed (or `out` is one), else a list of the files (the manifest says why).
+    `val_labels` names the label file of validation images that lie flat. Images whose longer side exceeds
+    `max_resolution` pixels are reduced. With one worker the packed bytes are the same each time. `min_crop_area` is
+    the smallest share of an image that training may crop, a property of the data: a defect must not be cut away.
+
+    Everything is written aside and takes its place at the end, the manifest last; what a killed packing left behind is
+    removed by the next one. The report lists every file that was refused, repaired or left out, and why. Raises
+    UserError for sets that cannot be used.
     """
     _check_options(max_resolution, write_mode, jpeg_quality, workers, min_crop_area)
-    with explain_os_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-    (out / manifest.FILE_NAME).unlink(missing_ok=True)
+    names = Names.of(out)
+    if names.is_beton and storage == "auto":
+        storage = "beton"
+    if names.is_beton and storage != "beton":
+        raise UserError(f"{shown(out)} ends in .beton, but storage is {storage!r}", "name a folder instead")
     embedded_name = str(source) if str(source) in embedded.sources() else None
     if embedded_name is None and not Path(source).is_dir():
         known = [entry.name for entry in embedded.sources().values() if entry.kind == "images"]
@@ -73,30 +83,50 @@ def pack(
     root = embedded.fetch(entry.name) if entry else Path(source)
     is_arrays = (root / "arrays.npz").is_file()
     chosen, why = _choose_storage(storage, is_arrays)
-    described: dict[str, Any]
-    if chosen == "arrays":
-        described = _describe_arrays(root, entry.classes if entry else ())
-        _write_refused(out, [])
-    else:
-        options = PackOptions(write_mode, max_resolution, jpeg_quality, workers)
-        try:
-            described = _pack_folder(root, out, chosen, options)
-        except FFCVMissing as error:
-            chosen, why = _without_ffcv(storage, f"ffcv does not import ({error})")
-            described = _pack_folder(root, out, chosen, options)
-    described = {
-        "format": manifest.FORMAT,
-        "dataset": name or (entry.name if entry else shown(root.absolute().name)),
-        "storage": chosen,
-        "why_storage": why,
-        "root": {"embedded": entry.name} if entry else {"uri": root.absolute().as_uri()},
-        "licence": entry.licence if entry else "that of the folder's owner",
-        "min_crop_area": _min_crop_area(min_crop_area, entry),
-        **described,
-    }
-    target = out / manifest.FILE_NAME
-    write_json(target, described)
-    return target
+    with working_folder(names) as scratch:
+        described: dict[str, Any]
+        if chosen == "arrays":
+            described = _describe_arrays(root, entry.classes if entry else ())
+            _write_report(scratch / names.report, [])
+        else:
+            options = PackOptions(write_mode, max_resolution, jpeg_quality, workers)
+            found = scan(root, val_labels)
+            try:
+                described = _pack_folder(found, scratch, names, chosen, options)
+            except FFCVMissing as error:
+                chosen, why = _without_ffcv(storage, f"ffcv does not import ({error})")
+                described = _pack_folder(found, scratch, names, chosen, options)
+        described = {
+            "format": manifest.FORMAT,
+            "dataset": name or (entry.name if entry else shown(root.absolute().name)),
+            "storage": chosen,
+            "why_storage": why,
+            "root": {"embedded": entry.name} if entry else {"uri": root.absolute().as_uri()},
+            "licence": entry.licence if entry else "that of the folder's owner",
+            "min_crop_area": _min_crop_area(min_crop_area, entry),
+            **described,
+        }
+        write_classes(scratch / names.classes, described["classes"])
+        described["report"] = names.report
+        described["class_order"] = {"path": names.classes, "sha256": sha256_file(scratch / names.classes)}
+        write_json(scratch / names.manifest, described)
+        publish(scratch, names)
+    return names.folder / names.manifest
+
+
+def summary(path: Path) -> list[str]:
+    """What was packed, in a few lines for a person."""
+    packed = manifest.read_manifest(path)
+    raw = packed.raw
+    lines = [
+        f"{path}: {raw['train']['n']} training and {raw['val']['n']} validation images of {raw['num_classes']} "
+        f"classes, stored as {raw['storage']} ({raw['why_storage']})"
+    ]
+    counts = {"refused": raw["refused"], "repaired": raw["repaired"]["images"], "left out": raw["strays"]}
+    told = [f"{count} {what}" for what, count in (counts | {"warnings": raw["warnings"]}).items() if count]
+    if told:
+        lines.append(f"{', '.join(told)}: see {packed.folder / raw['report']}")
+    return lines
 
 
 def _check_options(max_resolution: int, write_mode: str, quality: int, workers: int, min_area: float | None) -> None:
@@ -170,19 +200,26 @@ def _describe_arrays(root: Path, classes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _pack_folder(root: Path, out: Path, storage: str, options: PackOptions) -> dict[str, Any]:
-    """Write both splits of an image folder and say what they are."""
-    found = scan(root)
-    kept, problems = _write_accepted(found, out, storage, options)
+def _pack_folder(found: ImageFolder, scratch: Path, names: Names, storage: str, options: PackOptions) -> dict[str, Any]:
+    """Write both splits of an image folder into `scratch` and say what they are."""
+    kept, problems = _write_accepted(found, scratch, names, storage, options)
     entries: dict[str, Any] = {}
     for split, files in kept.items():
-        index = out / f"{split}.jsonl"
+        index = scratch / names.index(split)
         write_index(index, files)
-        target = index if storage == "folder" else out / f"{split}.beton"
-        entries[split] = manifest.file_entry(target, count=len(files), relative_to=out)
-    packed = out / "train.beton" if storage == "beton" else None
-    mean, std, used, shape = _statistics(root, kept["train"], packed, options.max_resolution)
-    _write_refused(out, [*problems.refused.items(), *found.strays])
+        target = index if storage == "folder" else scratch / names.data(split)
+        entries[split] = manifest.file_entry(target, count=len(files), relative_to=scratch)
+    packed = scratch / names.data("train") if storage == "beton" else None
+    mean, std, used, shape = _statistics(found.root, kept["train"], packed, options.max_resolution)
+    _write_report(
+        scratch / names.report,
+        [
+            *((path, "refused", reason) for path, reason in problems.refused.items()),
+            *((path, "left out", reason) for path, reason in found.strays),
+            *((path, "repaired", reason) for path, reason in problems.repaired.items()),
+            *((path, "warning", reason) for path, reason in [*problems.warned.items(), *found.warnings]),
+        ],
+    )
     packed_by = {"backend": "pillow", "pillow": importlib.metadata.version("pillow")}
     if storage == "beton":
         packed_by = {"backend": "ffcv", **versions()}
@@ -198,23 +235,26 @@ def _pack_folder(root: Path, out: Path, storage: str, options: PackOptions) -> d
         "write_mode": options.write_mode if storage == "beton" else "original files",
         "jpeg_quality": options.jpeg_quality if storage == "beton" and options.write_mode == "jpg" else None,
         "split_rule": found.split_rule,
+        "label_rule": found.label_rule,
         "decode_rule": images.RULE,
         "packed_by": packed_by,
         "refused": len(problems.refused),
         "strays": len(found.strays),
-        "notes": {
-            "images": len(problems.noted),
-            "first": [f"{shown(path)}: {note}" for path, note in list(problems.noted.items())[:3]],
+        "repaired": {
+            "images": len(problems.repaired),
+            "first": [f"{shown(path)}: {note}" for path, note in list(problems.repaired.items())[:3]],
         },
+        "warnings": len(problems.warned) + len(found.warnings),
     }
 
 
 def _write_accepted(
-    found: ImageFolder, out: Path, storage: str, options: PackOptions
+    found: ImageFolder, scratch: Path, names: Names, storage: str, options: PackOptions
 ) -> tuple[dict[str, list[ImageFile]], Problems]:
     """Write the splits without what cannot be read: images kept, and problems. UserError if a class has none left."""
     kept = dict(found.splits)
-    problems = Problems({}, {})
+    problems = Problems()
+    expected = {split: {file.label for file in files} for split, files in kept.items()}
     pending = list(kept)
     while pending:
         files = {split: kept[split] for split in pending}
@@ -223,13 +263,16 @@ def _write_accepted(
             for split in pending:
                 kept[split], met[split] = check_images(found.root, files[split], options)
         else:
-            met = write_betons(found.root, files, out, **asdict(options))
+            written = write_betons(found.root, files, scratch, **asdict(options))
+            for split in pending:
+                met[split] = written[split]
+                if not written[split].refused:
+                    os.replace(scratch / f"{split}.beton", scratch / names.data(split))
         for split in pending:
-            problems.refused.update(met[split].refused)
-            problems.noted.update(met[split].noted)
+            problems.update(met[split])
             kept[split] = [file for file in kept[split] if file.path not in met[split].refused]
-            counts = Counter(file.label for file in kept[split])
-            empty = [shown(name) for label, name in enumerate(found.classes) if not counts[label]]
+            left = {file.label for file in kept[split]}
+            empty = [shown(found.classes[label]) for label in sorted(expected[split] - left)]
             if empty:
                 path, reason = next(iter(met[split].refused.items()))
                 raise UserError(
@@ -244,40 +287,47 @@ def check_images(root: Path, files: Sequence[ImageFile], options: PackOptions) -
     """Decode every image once: the files with the SHA-256 of what was decoded, and the problems met."""
     check = partial(_check_image, max_resolution=options.max_resolution)
     paths = [str(root / file.path) for file in files]
-    if options.workers == 1:
-        return _sort_outcomes(files, map(check, paths))
-    with ProcessPoolExecutor(options.workers) as pool:
-        return _sort_outcomes(files, pool.map(check, paths, chunksize=32))
+    with Progress(len(files), "images checked") as progress:
+        if options.workers == 1:
+            return _sort_outcomes(files, map(check, paths), progress)
+        with ProcessPoolExecutor(options.workers) as pool:
+            return _sort_outcomes(files, pool.map(check, paths, chunksize=32), progress)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of decoding a file: why it is refused, what is odd about it, and the SHA-256 of its bytes."""
+    """What came of decoding a file: why it is refused, what was repaired or is odd, and the SHA-256 of its bytes."""
 
-    refused: str | None = None
-    note: str | None = None
+    refused: str = ""
+    repaired: str = ""
+    warning: str = ""
     sha256: str | None = None
 
 
 def _check_image(path: str, max_resolution: int) -> Outcome:
-    notes: list[str] = []
     try:
         content = images.read_bytes(path)
-        decode_image(content, max_resolution, notes)
+        image = images.examine(content, path, max_resolution)
     except UnreadableImage as error:
         return Outcome(refused=str(error))
-    return Outcome(note=notes[0] if notes else None, sha256=sha256_of(content))
+    return Outcome("", image.repaired, image.warning, sha256_of(content))
 
 
-def _sort_outcomes(files: Sequence[ImageFile], outcomes: Iterable[Outcome]) -> tuple[list[ImageFile], Problems]:
-    problems = Problems({}, {})
+def _sort_outcomes(
+    files: Sequence[ImageFile], outcomes: Iterable[Outcome], progress: Progress
+) -> tuple[list[ImageFile], Problems]:
+    problems = Problems()
     hashed = []
-    for file, outcome in zip(files, outcomes, strict=True):
+    for done, (file, outcome) in enumerate(zip(files, outcomes, strict=True), start=1):
         hashed.append(replace(file, sha256=outcome.sha256))
-        if outcome.refused is not None:
-            problems.refused[file.path] = outcome.refused
-        elif outcome.note is not None:
-            problems.noted[file.path] = outcome.note
+        for kind, reason in (
+            (problems.refused, outcome.refused),
+            (problems.repaired, outcome.repaired),
+            (problems.warned, outcome.warning),
+        ):
+            if reason:
+                kind[file.path] = reason
+        progress.reach(done)
     return hashed, problems
 
 
@@ -307,8 +357,9 @@ def _statistics(
     return cast(list[float], mean.tolist()), cast(list[float], std.tolist()), len(chosen), shape
 
 
-def _write_refused(out: Path, rows: Sequence[tuple[str, str]]) -> None:
-    with write_aside(out / "refused.csv") as stream:
+def _write_report(path: Path, rows: Sequence[tuple[str, str, str]]) -> None:
+    """Write the report: file, what became of it (refused, left out, repaired, warning), and why."""
+    with write_aside(path) as stream:
         table = csv.writer(stream, lineterminator="\n")
-        table.writerow(["path", "reason"])
-        table.writerows([shown(path), shown(reason)] for path, reason in rows)
+        table.writerow(["path", "action", "reason"])
+        table.writerows([shown(path), action, shown(reason)] for path, action, reason in rows)

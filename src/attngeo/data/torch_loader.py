@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.v2 import functional as vision
 
 from attngeo.data import array_loader
+from attngeo.data.augmentation import Augmenter
 from attngeo.data.batches import Batches
 from attngeo.data.beton import Beton
 from attngeo.data.download import sha256_of
@@ -23,7 +24,15 @@ from attngeo.data.folders import shown
 from attngeo.data.images import UnreadableImage, decode_image, read_bytes
 from attngeo.data.index import read_index
 from attngeo.data.manifest import Manifest, Split
-from attngeo.data.transforms import Order, central_crops, normalise, random_crops, random_flips, uniform_draws
+from attngeo.data.transforms import (
+    Order,
+    Segment,
+    central_crops,
+    normalise,
+    random_crops,
+    random_flips,
+    uniform_draws,
+)
 from attngeo.errors import UserError
 
 Sample = tuple[Tensor, bool, int]
@@ -63,10 +72,22 @@ class FolderPixels:
 
 
 class CroppedImages(Dataset[Sample]):
-    """Samples by (pass, index): a random crop, or the central one, resized (bilinear, antialiased)."""
+    """Samples by (pass, index): a random crop, or the central one, resized with antialiasing, and augmented."""
 
-    def __init__(self, pixels: Pixels, *, size: int, seed: int, augment: bool, min_area: float) -> None:
+    def __init__(
+        self,
+        pixels: Pixels,
+        *,
+        size: int,
+        seed: int,
+        augment: bool,
+        min_area: float,
+        interpolation: str,
+        augmenter: Augmenter,
+    ) -> None:
         self.pixels = pixels
+        self.interpolation = interpolation
+        self.augmenter = augmenter
         self.size = size
         self.seed = seed
         self.augment = augment
@@ -84,14 +105,30 @@ class CroppedImages(Dataset[Sample]):
         else:
             box = central_crops(np.array([height]), np.array([width]))[0]
         image = torch.from_numpy(pixels).permute(2, 0, 1)
-        cropped = vision.resized_crop(image, *box.tolist(), size=[self.size, self.size], antialias=True)
-        return cropped, flip, label
+        cropped = self._resized(image, *box.tolist())
+        return _augmented(self.augmenter, cropped, key), flip, label
+
+    def _resized(self, image: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
+        size = [self.size, self.size]
+        if self.interpolation == "auto":
+            return vision.resized_crop(image, top, left, height, width, size=size, antialias=True)
+        # Not torchvision's: on some processors that resizes in floating point.
+        crop = image[:, top : top + height, left : left + width].unsqueeze(0)
+        return torch.nn.functional.interpolate(crop, size, mode=self.interpolation, antialias=True).squeeze(0)
+
+
+def _augmented(augmenter: Augmenter, image: Tensor, key: tuple[int, int]) -> Tensor:
+    """RandAugment and jitter of one image uint8 [3, S, S] with key (pass, index)."""
+    if not augmenter.changes_pixels:
+        return image
+    return augmenter.colour_and_shape(image.unsqueeze(0), Segment(key[0], np.array([key[1]]))).squeeze(0)
 
 
 class PlacedArrays(Dataset[Sample]):
     """Samples by (pass, index) from arrays in memory, as the array loader makes them."""
 
-    def __init__(self, path: Path, split: Split, *, size: int, seed: int, augment: bool) -> None:
+    def __init__(self, path: Path, split: Split, *, size: int, seed: int, augment: bool, augmenter: Augmenter) -> None:
+        self.augmenter = augmenter
         self.images, self.labels = array_loader.read_arrays(path, split)
         self.size = size
         self.seed = seed
@@ -102,7 +139,8 @@ class PlacedArrays(Dataset[Sample]):
         image, flips = array_loader.augmented(
             self.images[index : index + 1], np.array([index]), self.size, self.seed, pass_number, self.augment
         )
-        return image[0].expand(3, -1, -1), flips is not None and bool(flips[0]), int(self.labels[index])
+        pixels = _augmented(self.augmenter, image[0].expand(3, -1, -1), key)
+        return pixels, flips is not None and bool(flips[0]), int(self.labels[index])
 
 
 def _collate(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,7 +184,12 @@ class TorchBatches(Batches):
     ) -> None:
         super().__init__(manifest, split, order, **options)
         self.workers = workers
-        common: dict[str, Any] = {"size": self.image_size, "seed": order.seed, "augment": self.augment}
+        common: dict[str, Any] = {
+            "size": self.image_size,
+            "seed": order.seed,
+            "augment": self.augment,
+            "augmenter": self.augmenter,
+        }
         self._dataset: Dataset[Sample]
         if manifest.storage == "arrays":
             self._dataset = PlacedArrays(path, split, **common)
@@ -156,15 +199,18 @@ class TorchBatches(Batches):
                 pixels = Beton(path)
             else:
                 pixels = FolderPixels(manifest.source_root(), path, manifest.raw["max_resolution"])
-            self._dataset = CroppedImages(pixels, min_area=manifest.raw["min_crop_area"], **common)
+            self._dataset = CroppedImages(
+                pixels, min_area=manifest.raw["min_crop_area"], interpolation=self.interpolation, **common
+            )
 
     def _iterate(self, epoch: int, skip_batches: int) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = self.order.batches(epoch, skip_batches)
         keys = [
-            [(segment.pass_number, int(index)) for segment in batch for index in segment.indices]
-            for batch in self.order.batches(epoch, skip_batches)
+            [(segment.pass_number, int(index)) for segment in batch for index in segment.indices] for batch in batches
         ]
-        for images, flips, labels in self._samples(keys):
-            yield normalise(images, flips if self.augment else None, self.mean, self.std), labels
+        for batch, (images, flips, labels) in zip(batches, self._samples(keys), strict=True):
+            normalised = normalise(images, flips if self.augment else None, self.mean, self.std)
+            yield self.augmenter.erase(normalised, batch), labels
 
     def _samples(self, keys: list[list[tuple[int, int]]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         if self.workers == 0 or not keys:
@@ -188,7 +234,8 @@ class TorchBatches(Batches):
         if self.manifest.storage == "arrays":
             return array_loader.pixel_rule(self.image_size, self.augment)
         stored = "JPEG decoded by Pillow" if self.manifest.raw["write_mode"] != "raw" else "stored pixels"
-        return f"{stored}; {crop_rule(self.augment, self.manifest.raw['min_crop_area'])}; bilinear with antialiasing"
+        kind = "bilinear" if self.interpolation == "auto" else self.interpolation
+        return f"{stored}; {crop_rule(self.augment, self.manifest.raw['min_crop_area'])}; {kind} with antialiasing"
 
     def describe(self) -> dict[str, Any]:
         """What runs, for the record of a run."""

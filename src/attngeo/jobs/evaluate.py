@@ -17,7 +17,8 @@ from attngeo.config import Preset
 from attngeo.data import packing
 from attngeo.data.batches import Batches, open_batches
 from attngeo.data.folders import shown
-from attngeo.data.manifest import FILE_NAME, Manifest, read_manifest
+from attngeo.data.layout import BETON
+from attngeo.data.manifest import Manifest, manifest_path, read_manifest
 from attngeo.errors import UserError
 from attngeo.evaluation.accuracy import Accuracy, measure
 from attngeo.files import read_json, sha256_file, write_aside
@@ -152,7 +153,7 @@ def finished_run(preset: Preset, target: str) -> Subject:
     if not (folder / FINAL).is_file() or not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder} holds no finished run", f"train it first: attngeo train {folder.name}")
     final = read_json(folder / FINAL)
-    packed = folder.parents[1] / "data" / str(final["dataset"]) / FILE_NAME
+    packed = manifest_path(folder.parents[1] / "data" / str(final["dataset"]))
     training = read_manifest(packed).raw if packed.is_file() else None
     if "model_options" not in final or "normalisation" not in final:
         raise UserError(f"{folder / FINAL} is of an older version", f"train it again: attngeo train {folder.name}")
@@ -220,13 +221,13 @@ def _images(preset: Preset, data: str | None, subject: Subject) -> Iterator[tupl
         return
     if data in preset.datasets:
         folder = preset.results / "data" / data
-        if not (folder / FILE_NAME).is_file():
+        if not manifest_path(folder).is_file():
             raise UserError(f"dataset {data} is not packed yet", f"pack it: attngeo pack {data} --preset {preset.name}")
         yield read_manifest(folder), data, "val"
         return
     folder = Path(data).expanduser()
-    if (folder / FILE_NAME).is_file():
-        yield read_manifest(folder), shown(folder.absolute().name), "val"
+    if manifest_path(folder).is_file():
+        yield read_manifest(folder), shown(folder.absolute().name.removesuffix(BETON)), "val"
         return
     if not folder.is_dir():
         raise UserError(
@@ -257,7 +258,7 @@ def _check_classes(subject: Subject, manifest: Manifest, name: str) -> None:
 def _open(manifest: Manifest, split: Any, size: int, batch_size: int, loader: Any, workers: int) -> Batches:
     """Every image of a split once, in order, as validation sees it."""
     batches = open_batches(
-        manifest.folder / FILE_NAME,
+        manifest.path,
         split,
         batch_size=min(batch_size, manifest.num_images(split)),
         seed=0,

@@ -18,5 +18,6 @@ def pack(preset: Preset, dataset: str, *, workers: int = 1) -> Path:
         max_resolution=config.max_resolution,
         write_mode=config.write_mode,
         workers=workers,
+        val_labels=preset.root / Path(config.val_labels).expanduser() if config.val_labels else None,
     )
     return out / "manifest.json"

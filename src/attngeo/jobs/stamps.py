@@ -84,7 +84,12 @@ def _run(preset: Preset, digest: CodeDigest, row: RunRow) -> dict[str, Any]:
 
 def _dataset(preset: Preset, digest: CodeDigest, name: str) -> dict[str, Any]:
     config = preset.datasets[name]
-    values = config.model_dump(mode="json", exclude={"loader"}) | {"state": _source(preset, name, config.source)}
+    values = config.model_dump(mode="json", exclude={"loader", "workers"}) | {
+        "state": _source(preset, name, config.source)
+    }
+    if config.val_labels:
+        labels = (preset.root / Path(config.val_labels).expanduser()).stat()
+        values["val_labels_state"] = [labels.st_size, labels.st_mtime_ns]
     return digest.explain(["attngeo.jobs.pack"], values=values, packages=("torchvision", *_IMAGES))
 
 

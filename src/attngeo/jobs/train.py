@@ -6,6 +6,7 @@ from typing import Any, Literal
 import timm
 
 from attngeo.config import Preset
+from attngeo.data.augmentation import Augmentation
 from attngeo.data.batches import Batches, open_batches
 from attngeo.evaluation.macs import count_macs
 from attngeo.models import registry  # noqa: F401  names the models to timm, and puts their code into this job's digest
@@ -24,6 +25,8 @@ def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int, te
     run_dir = preset.results / "runs" / run_id
     scratch = preset.results / ".scratch" / f"{run_id}-{code_digest}"
 
+    augmentation = Augmentation(recipe.rand_augment, recipe.color_jitter, recipe.random_erasing)
+
     def batches(split: Literal["train", "val"], size: int, *, augment: bool, images_per_epoch: int | None) -> Batches:
         return open_batches(
             manifest,
@@ -32,6 +35,9 @@ def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int, te
             seed=row.seed,
             image_size=recipe.image_size,
             augment=augment,
+            augmentation=augmentation if augment else Augmentation(),
+            interpolation=recipe.interpolation,
+            workers=preset.datasets[row.dataset].workers,
             loader=preset.datasets[row.dataset].loader,
             images_per_epoch=images_per_epoch,
         )

@@ -1,5 +1,6 @@
 """What a training run does, apart from its model, its data and its seed."""
 
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -31,6 +32,12 @@ class Recipe:
     drop_path: float  # probability of dropping a residual branch in the last block
     image_size: int  # pixels a side
     augment: bool = True  # random crops or shifts, and flips; harmful where no image is seen twice
+    interpolation: Literal["auto", "bilinear", "bicubic"] = (
+        "auto"  # of crops; auto: the loader's own (area or bilinear)
+    )
+    rand_augment: str = ""  # timm's words, such as rand-m9-mstd0.5-inc1; "": off
+    color_jitter: float = 0.0  # brightness, contrast and saturation change by up to this share; 0: off
+    random_erasing: float = 0.0  # probability that a rectangle of a training image becomes noise; 0: off
     autocast: Literal["none", "bfloat16", "float16"] = "none"  # float16 scales the loss, and needs a GPU
     channels_last: bool = False  # images and convolutions with the channel as the innermost axis
     accumulation: int = 1  # parts that a process cuts its share of a batch into, to hold fewer activations at a time
@@ -47,13 +54,20 @@ class Recipe:
             _require(key, getattr(self, key), lambda value: value is None or value >= 1, "at least 1")
         for key in ("min_lr", "warmup_epochs", "weight_decay", "clip_grad", "mixup", "cutmix"):
             _require(key, getattr(self, key), lambda value: value >= 0, "0 or more")
-        for key in ("ema_decay", "label_smoothing", "drop_path"):
+        _require("random_erasing", self.random_erasing, lambda value: 0 <= value <= 1, "in [0, 1]")
+        for key in ("ema_decay", "label_smoothing", "drop_path", "color_jitter"):
             _require(key, getattr(self, key), lambda value: 0 <= value < 1, "in [0, 1)")
         _require("lr", self.lr, lambda value: value > 0 and value >= self.min_lr, "above 0 and not below min_lr")
         _require("warmup_epochs", self.warmup_epochs, lambda value: value < self.epochs, "smaller than epochs")
         _require("accumulation", self.accumulation, lambda value: value <= self.batch_size, "at most batch_size")
         precisions = ("none", "bfloat16", "float16")
         _require("autocast", self.autocast, lambda value: value in precisions, f"one of {', '.join(precisions)}")
+        kinds = ("auto", "bilinear", "bicubic")
+        _require("interpolation", self.interpolation, lambda value: value in kinds, f"one of {', '.join(kinds)}")
+        _require("rand_augment", self.rand_augment, _is_rand_augment, "like rand-m9-mstd0.5-inc1, or empty")
+        for key in ("rand_augment", "color_jitter", "random_erasing"):
+            law = "off where augment is false"
+            _require(key, getattr(self, key), lambda value: self.augment or not value, law)
         _require("non_finite", self.non_finite, lambda value: value in ("stop", "skip"), "stop or skip")
 
 
@@ -93,9 +107,14 @@ def _convert(key: str, value: Any, annotation: Any) -> Any:
             return int(value)
     except (TypeError, ValueError):
         pass
-    if value in kinds or (bool in kinds and isinstance(value, bool)):
+    if value in kinds or (str in kinds and isinstance(value, str)) or (bool in kinds and isinstance(value, bool)):
         return value
     raise UserError(f"{key} is {value!r}", f"give {key} a value of type {annotation}")
+
+
+def _is_rand_augment(value: Any) -> bool:
+    sections = r"m\d+|n\d+|p(0?\.\d+|1)|mstd(\d+(\.\d+)?|inf)|mmax\d+|inc[01]|t\w+"
+    return isinstance(value, str) and (not value or re.fullmatch(rf"rand(-({sections}))*", value) is not None)
 
 
 def _require(key: str, value: Any, law: Callable[[Any], bool], words: str) -> None:

@@ -45,6 +45,26 @@ def seed_everything(seed: int) -> None:
 
 
 @contextmanager
+def seeded_globals(seed: int) -> Iterator[None]:
+    """Run a block whose code draws from the global CPU generators, seeded, and leave those as they were.
+
+    For code of others that takes no generator; the generators of GPUs are not touched.
+    """
+    import numpy as np
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        torch.set_rng_state(before[2])
+
+
+@contextmanager
 def reproducible(threads: int, device: str = "cpu") -> Iterator[None]:
     """Run a block with `threads` CPU threads and deterministic algorithms, then restore both settings.
 
