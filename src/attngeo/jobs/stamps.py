@@ -88,8 +88,9 @@ def _dataset(preset: Preset, digest: CodeDigest, name: str) -> dict[str, Any]:
         "state": _source(preset, name, config.source)
     }
     if config.val_labels:
-        labels = (preset.root / Path(config.val_labels).expanduser()).stat()
-        values["val_labels_state"] = [labels.st_size, labels.st_mtime_ns]
+        labels = preset.root / Path(config.val_labels).expanduser()
+        status = labels.stat() if labels.is_file() else None
+        values["val_labels_state"] = [status.st_size, status.st_mtime_ns] if status else "missing"
     return digest.explain(["attngeo.jobs.pack"], values=values, packages=("torchvision", *_IMAGES))
 
 
