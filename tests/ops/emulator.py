@@ -16,7 +16,8 @@ COMPILE = ["-std=c++17", "-g1", "-DATTNGEO_EMULATOR"]
 # Beside memory errors the indexes within the struct in shared memory, vector alignment and 32-bit overflow.
 ADDRESS = ["-fsanitize=address,alignment,bounds,signed-integer-overflow,shift", "-fno-sanitize-recover=all"]
 SANITIZERS = {"plain": [], "address": ADDRESS, "thread": ["-fsanitize=thread"]}
-OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1:exitcode=66"}
+OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1:exitcode=66:history_size=1"}
+LACKING = 77  # exit status of a check that found no failure, and not all that it needs
 # What a check runs: its own file, and the CUDA files that it calls.
 CUDA_FILES = {"emulator": [], "pairwise": ["cuda/pairwise_kernel.cu"], "inverse": ["cuda/inverse.cu"]}
 

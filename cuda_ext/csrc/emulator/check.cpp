@@ -12,6 +12,7 @@ namespace {
 
 char current[256];
 int cases = 0, failures = 0;
+bool lacking = false;
 
 }  // namespace
 
@@ -62,9 +63,14 @@ void fail(const char* format, ...) {
   std::printf("\n");
 }
 
+void lack(const char* what) {
+  lacking = true;
+  std::printf("LACK %s: %s\n", current, what);
+}
+
 int finish() {
   std::printf("%d cases, %d failures\n", cases, failures);
-  return failures == 0 && cases != 0 ? 0 : 1;
+  return failures != 0 || cases == 0 ? 1 : lacking ? 77 : 0;
 }
 
 bool address_sanitizer() { return __asan_poison_memory_region != nullptr; }

@@ -35,7 +35,9 @@ Options read_options(int count, char** arguments);
 // Announce a case; false if the options leave it out. Everything that fails is reported under its name.
 bool begin(const Options& options, const char* format, ...) __attribute__((format(printf, 2, 3)));
 void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
-// Number of cases and failures to standard output; the exit status.
+// What the machine lacks for a case, which then is no failure.
+void lack(const char* what);
+// Number of cases and failures to standard output; the exit status, 77 if nothing failed but something lacked.
 int finish();
 
 // Whether the address sanitizer watches the ends of what malloc gives.
@@ -125,7 +127,8 @@ void compare(const char* name, const std::vector<T>& values, const std::vector<W
 
 template <typename T>
 void same_bits(const char* name, const std::vector<T>& one, const std::vector<T>& other, const char* when) {
-  if (one.size() != other.size() || (!one.empty() && std::memcmp(one.data(), other.data(), one.size() * sizeof(T)) != 0)) {
+  const size_t bytes = one.size() * sizeof(T);
+  if (one.size() != other.size() || (bytes != 0 && std::memcmp(one.data(), other.data(), bytes) != 0)) {
     fail("%s has other bits %s", name, when);
   }
 }

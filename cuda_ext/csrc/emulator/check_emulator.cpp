@@ -1,5 +1,5 @@
 // Small kernels, each with one fault or none, that show what the emulator and the sanitizers see.
-// Usage: check_emulator NAME SEED. Status 0: nothing was seen. 1: a value is wrong. Else a fault or a sanitizer's report.
+// Usage: check_emulator NAME SEED. Status 0: nothing was seen. 1: a value is wrong. Else a fault or a report.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

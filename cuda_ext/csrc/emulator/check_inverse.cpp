@@ -70,7 +70,8 @@ Wide largest_row_sum(const std::vector<Wide>& values, int64_t size, bool of_colu
 
 // What a matrix is like. Kernel matrices are symmetric positive definite: exp(-|x - y|_1) of random points.
 enum Kind { kKernel, kZero, kSingular, kAsymmetric, kIndefinite, kNan, kIllConditioned };
-constexpr const char* kKindNames[] = {"kernel", "zero", "singular", "asymmetric", "indefinite", "nan", "ill-conditioned"};
+constexpr const char* kKindNames[] = {"kernel",     "zero", "singular",       "asymmetric",
+                                      "indefinite", "nan",  "ill-conditioned"};
 
 template <typename T>
 std::vector<T> matrix_of(Kind kind, int64_t size, uint64_t seed) {
@@ -405,7 +406,7 @@ void check_large(const Options& options, int64_t matrices, int64_t size) {
   T* const workspace = words == 0 ? nullptr : static_cast<T*>(reserve(size_t(words) * sizeof(T)));
   if (W == nullptr || inverse == nullptr || residual == nullptr || failed_pivot == nullptr ||
       (words != 0 && workspace == nullptr)) {
-    return fail("no address space for the arrays");
+    return lack("address space");
   }
   const std::vector<T> last = matrix_of<T>(kKernel, size, 5);
   const int64_t offset = (matrices - 1) * size * size;
@@ -447,6 +448,11 @@ void check_type(const Options& options) {
   check_newton<T>(options, {kIllConditioned, kKernel}, 33, 40, 1e-6, kPaperStart);
   check_spd<T>(options, {matrix_of<T>(kIllConditioned, 33, 9)}, {0}, "ill-conditioned", 33, 1e-3);
   if (!options.full) return;
+  // Beyond what any kernel holds on the chip.
+  Options once = options;
+  once.orders.resize(1);
+  check_spd_kinds<T>(once, 261);
+  check_newton<T>(once, {kKernel, kAsymmetric}, 261, 1, 0.01, kPaperStart);
   for (const int64_t kilobytes : {64, 99, 163}) {  // compute capabilities 7.5, 8.6 to 12, 8.0
     emulator::set_shared_memory_limit(kilobytes * 1024);
     for (const int64_t size : {49, 65, 100, 128}) {

@@ -56,7 +56,7 @@ constexpr const char* kInputNames[] = {"ordinary", "far", "offset", "equal", "na
 // Roundings beside those of the distance's sum: the difference, the square, scale and its product, the change of base,
 // the subtraction of a maximum and of the shift.
 constexpr int kExponentRoundings = 12;
-// Roundings of a kernel value beside those of its exponent: exp within 2 units of the last place, a product, a quotient.
+// Roundings of a kernel value beside those of its exponent: exp within 2 units of the last place, product, quotient.
 constexpr int kValueRoundings = 8;
 
 template <typename T>
@@ -630,7 +630,8 @@ void check_large(const Options& options, PairwiseKind kind, PairwiseSizes sizes)
     Huge<T> shift(slices, last_shift), delta(slices, last_delta), grad(slices, last_grad);
     Huge<T> grad_v(slices, sizes.landmarks * sizes.values);
     Huge<T> workspace(1, matmul_backward_workspace(kind, sizes, T()));
-    missing = missing || shift.missing() || delta.missing() || grad.missing() || grad_v.missing() || workspace.missing();
+    missing = missing || shift.missing() || delta.missing() || grad.missing();
+    missing = missing || grad_v.missing() || workspace.missing();
     const char* error = missing ? nullptr
                                 : matmul_backward(kind, grad.data(), q.data(), k.data(), v.data(), shift.data(),
                                                   delta.data(), grad_q.data(), grad_k.data(), grad_v.data(),
@@ -641,7 +642,7 @@ void check_large(const Options& options, PairwiseKind kind, PairwiseSizes sizes)
                                    {grad_q.last(), grad_k.last(), grad_v.last()});
     }
   }
-  if (missing) fail("no address space for the arrays");
+  if (missing) lack("address space");
   emulator::run_last_blocks_only(0);
 }
 

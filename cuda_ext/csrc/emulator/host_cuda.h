@@ -38,8 +38,8 @@ struct Site {
   int line;
 };
 
-// Order of threads and blocks: 0 ascending, 1 descending, else blocks at random; odd seeds let some threads run far ahead
-// of others, even ones choose anew at every step.
+// Order of threads and blocks: 0 ascending, 1 descending, else blocks at random; odd seeds let some threads run far
+// ahead of others, even ones choose anew at every step.
 void set_order(uint64_t seed);
 
 // What shared_memory_limit() says and launch() enforces.
@@ -166,7 +166,7 @@ inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float rsqrt(float x) { return rsqrtf(x); }
 
 // CUDA's own min and max: no conversion between the types, NaN loses.
-#define ATTNGEO_MIN_MAX(T)                             \
+#define ATTNGEO_MIN_MAX(T)                         \
   inline T min(T a, T b) { return b < a ? b : a; } \
   inline T max(T a, T b) { return a < b ? b : a; }
 ATTNGEO_MIN_MAX(int)

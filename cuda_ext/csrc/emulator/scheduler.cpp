@@ -3,10 +3,10 @@
 //
 // address  where each fiber's stack lies.
 // thread   each fiber is a thread of its own that no switch orders. A barrier releases on arrival and acquires on
-//          leaving, on tags that alternate: with one tag, a thread that ran ahead to the next barrier would seem ordered
-//          before one still leaving this one, and a missing second barrier would go unseen. Blocks are not ordered
-//          among each other, as on a GPU, but every kSets-th, which shares its fibers since they cost much to make; tags
-//          and shared memory stay allocated until the launch, or many blocks, have ended.
+//          leaving, on tags that alternate: with one tag, a thread that ran ahead to the next barrier would seem
+//          ordered before one still leaving this one, and a missing second barrier would go unseen. Blocks are not
+//          ordered among each other, as on a GPU, but for every fourth or second, which share their fibers since those
+//          cost much to make; tags and shared memory stay allocated until the launch, or many blocks, have ended.
 #include "host_cuda.h"
 
 #undef __forceinline__
@@ -39,7 +39,9 @@ constexpr int kLanes = 32;
 constexpr size_t kStack = 256 * 1024;
 constexpr size_t kGuardPage = 4096;
 constexpr size_t kGuard = 256;       // bytes on each side of a block's shared memory
-constexpr int kSets = 4;             // of fibers; the thread sanitizer knows at most 8128 threads at once
+constexpr int kSets = 4;             // of fibers that blocks take in turn; a fiber is a megabyte to the sanitizer
+constexpr int kSetsOfLarge = 2;      // blocks with more than
+constexpr int kLarge = 256;          // so many threads
 constexpr int kMostBlocks = 256;     // that are kept
 constexpr int kMostMasks = 8;        // different masks that one warp may use
 constexpr unsigned kNoSync = 1;      // flag: this switch orders nothing
@@ -449,7 +451,7 @@ const char* run(void (*body)(const void*), const void* context, int64_t blocks, 
     blockIdx.x = order[i];
     state.block_number = order[i];
     if (__tsan_create_fiber == nullptr || state.blocks_kept++ == kMostBlocks) forget_blocks();
-    run_block(int(i % kSets));
+    run_block(int(i % (threads > kLarge ? kSetsOfLarge : kSets)));
   }
   std::free(order);
   forget_blocks();
