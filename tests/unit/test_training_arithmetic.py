@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import time
 from io import StringIO
@@ -147,12 +146,12 @@ def test_a_second_signal_is_the_same_wish_at_first_and_an_order_later(monkeypatc
     with Interruption() as stop:
         assert stop.number == 0
         for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         assert stop.number == signal.SIGINT
         later = time.monotonic() + 60
         monkeypatch.setattr(time, "monotonic", lambda: later)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 
 class Terminal(StringIO):

@@ -1,6 +1,5 @@
 """SIGTERM and Ctrl-C, answered between two steps so that the state saved is a whole one."""
 
-import os
 import signal
 import threading
 import time
@@ -56,7 +55,7 @@ class Interruption:
             self._number, self._noted_at = number, now
         elif now - self._noted_at >= SAME_WISH_S:
             self._restore()
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)  # to this thread, so that it is obeyed before another step
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():
