@@ -29,7 +29,7 @@ def edge_benchmark(preset: Preset, code_digest: str) -> Iterator[str]:
         frame,
         preset.results / "benchmarks" / "edge.json",
         experiment="LaplacianFormer",
-        name="edge",
+        name="edge timings",
         code_digest=code_digest,
         params=settings.model_dump(mode="json"),
         metrics={},

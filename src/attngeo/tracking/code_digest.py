@@ -34,6 +34,9 @@ NOT_COMPUTATION = tuple(
 )
 NOT_COMPUTATION_PACKAGES = ("attngeo.tracking.",)
 
+# Compiled sources that serve several operators, by how their file names begin; others begin with their operator's name.
+_SERVES = {"pairwise": ("laplacian_kernel", "gaussian_kernel"), "inverse": ("newton_schulz",)}
+
 _C_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 
 
@@ -222,10 +225,11 @@ class CodeDigest:
         every = [f for f in sorted(extension.glob("csrc/**/*")) if f.suffix in (".cpp", ".cu", ".cuh", ".h", ".hpp")]
         every = [f for f in every if "emulator" not in f.parts]
         folders = [d.name for d in (self.root / "src/attngeo/ops").iterdir() if d.is_dir()]
+        serves = {**{name: (name,) for name in folders}, **_SERVES}
         digests = {}
         for file in every:
-            owner = next((name for name in folders if file.stem.startswith(name)), None)
-            if owner is None or owner in operators:  # a file that belongs to no operator is shared by all
+            served = next((names for start, names in serves.items() if file.stem.startswith(start)), None)
+            if served is None or operators.intersection(served):  # a file that serves no operator by name serves all
                 digests[str(file.relative_to(self.root))] = _sha256(strip_c_comments(file.read_text(encoding="utf-8")))
         for file in (extension / "setup.py", *sorted((extension / "attngeo_ext").glob("*.py"))):
             if file.is_file():

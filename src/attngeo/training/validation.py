@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from attngeo.models.pyramid import solver_residuals
-from attngeo.ops.newton_schulz import CONVERGED_RESIDUAL
+from attngeo.ops.convergence import CONVERGED_RESIDUAL
 from attngeo.training.arithmetic import Arithmetic
 from attngeo.training.distributed import ALONE, Team
 from attngeo.training.interruption import Interrupted, Interruption

@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from attngeo.ops import backend as _backend
+from attngeo.ops.convergence import CONVERGED_RESIDUAL
 from attngeo.ops.newton_schulz import compiled, naive
 from attngeo.ops.precision import compute_dtype, result_dtype, without_autocast
 
 Start = Literal["paper", "identity", "printed"]
 Backward = Literal["implicit", "loop"]
-
-# X is off from P^-1 by at most the residual, relative to its norm: one per cent.
-CONVERGED_RESIDUAL = 1e-2
 
 
 class NewtonSchulzInverse(NamedTuple):
