@@ -5,7 +5,6 @@ from pathlib import Path
 
 from attngeo.config import Preset
 from attngeo.files import read_json
-from attngeo.jobs.analysis import keep
 from attngeo.tracking.code_digest import CodeDigest
 
 TIMINGS, CONDITIONS = "operators.csv", "operators.json"
@@ -22,6 +21,9 @@ def measured_files(root: Path) -> list[Path]:
 def gpu_timings(preset: Preset, code_digest: str) -> list[str]:
     """Write benchmarks/gpu.json, without records where no GPU has been measured; the names of the devices."""
     import pandas as pd
+
+    # The workflow asks this module for the measured files at every parse: torch would cost it two seconds.
+    from attngeo.jobs.analysis import keep
 
     started = time.monotonic()
     now = CodeDigest(preset.root).extension_digest()
