@@ -104,7 +104,10 @@ def test_the_ratio_is_taken_to_the_fastest_peer_and_not_to_what_is_only_shown() 
     problem = benchmarks.Problem(
         "laplacian_kernel", SIZE, CPU, lambda: (output, ()), [contestant(*item) for item in waits.items()]
     )
-    limits = lambda operation, direction, size: {"memory": 0.1, "issue rate": 1.5}  # noqa: E731
+
+    def limits(operation: str, direction: str, size: object) -> dict[str, float]:
+        return {"memory": 0.1, "issue rate": 1.5}
+
     rows = fast(problem, limits=limits)
     (speedup,) = found(rows, "speedup")
     assert speedup["against"] == "fast"
