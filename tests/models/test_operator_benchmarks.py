@@ -285,7 +285,7 @@ def test_without_a_gpu_the_gpu_check_says_so_in_one_line() -> None:
 
 def gathered(root: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, str]) -> tuple[list[str], int]:
     """The devices and the number of records that the job gathers below a project's root."""
-    from attngeo.jobs import gpu_timings
+    from attngeo.jobs import analysis, gpu_timings
     from attngeo.paper import records
 
     counts: list[int] = []
@@ -295,7 +295,7 @@ def gathered(root: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, str])
         assert all(record.labels["same_sources"] is True for record in kept.records)
         counts.append(len(kept.records))
 
-    monkeypatch.setattr(gpu_timings, "keep", keep)
+    monkeypatch.setattr(analysis, "keep", keep)
     monkeypatch.setattr(gpu_timings.CodeDigest, "extension_digest", lambda self: known["extension_digest"])
     preset = SimpleNamespace(root=root, results=root / "results")
     return gpu_timings.gpu_timings(preset, "digest"), counts[0]  # type: ignore[arg-type]
