@@ -15,6 +15,7 @@ Clock = Callable[[Call, int], float]  # seconds that so many calls take
 
 LEAST_REPEATS = 3
 SAMPLE_S = 2e-3  # a sample lasts at least this long, so that reading the clock does not count
+WARMED_S = 0.1  # a call shorter than this is made once before each sample, to find its data where it would leave them
 _KEPT_BYTES = 2**31 - 1
 
 
@@ -70,18 +71,24 @@ def interleaved(
     """Time every call, one sample each in turn, so that a change of the machine's speed meets them all.
 
     A call is sampled `repeats` times, or less often once its samples have taken `seconds`, but `LEAST_REPEATS` times
-    if one sample is not longer than that by itself.
+    if one sample is not longer than that by itself. No sample is charged for what the contestant before it left in the
+    caches: a short call is made once, untimed, before each of its samples.
     """
-    counts = {}
+    counts, short = {}, set()
     for name, call in calls.items():
         clock(call, 1)  # the first call loads code and takes memory
-        counts[name] = max(1, math.ceil(sample_s / max(clock(call, 1), 1e-7)))
+        once = clock(call, 1)
+        counts[name] = max(1, math.ceil(sample_s / max(once, 1e-7)))
+        if once < WARMED_S:
+            short.add(name)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
             spent = sum(samples[name]) * counts[name]
             least = LEAST_REPEATS if not samples[name] or samples[name][0] * counts[name] <= seconds else 1
             if spent < seconds or len(samples[name]) < least:
+                if name in short:
+                    call()
                 samples[name].append(clock(call, counts[name]) / counts[name])
     return {
         name: Timing(1e3 * min(taken), 1e3 * statistics.median(taken), len(taken)) for name, taken in samples.items()
