@@ -93,6 +93,17 @@ def _use_threads(threads: int) -> int:
     return threads
 
 
+def _begin(preset: "Preset", planned: Path | None, job: str, threads: int | None) -> str:
+    """The digest of a job's code, once its results can be written; computes with `threads` from here on.
+
+    Without `threads`, with those that the preset has for analyses.
+    """
+    _writable(preset)
+    digest = _digest(preset, planned, job)
+    _use_threads(threads or preset.resources.analyze.threads)
+    return digest
+
+
 @app.command()
 def fetch(
     names: Annotated[Optional[list[str]], typer.Argument(help="Names of embedded data and models.")] = None,  # noqa: UP045
@@ -343,9 +354,7 @@ def analyze_connection_walk(
     config = _preset(preset)
     if model not in config.analysed_models:
         raise UserError(f"preset {preset} has no model {model!r}", f"use one of: {', '.join(config.analysed_models)}")
-    _writable(config)
-    digest = _digest(config, stamp, f"connection_walk/{model}")
-    _use_threads(threads or config.resources.analyze.threads)
+    digest = _begin(config, stamp, f"connection_walk/{model}", threads)
     from attngeo.jobs.connection_walk import connection_walk
 
     connection_walk(config, model, digest)
@@ -357,9 +366,7 @@ def analyze_variational(
 ) -> None:
     """Tangency, energy balance, first variation and Euler-Lagrange residual of attention flows on the sphere."""
     config = _preset(preset)
-    _writable(config)
-    digest = _digest(config, stamp, "variational")
-    _use_threads(threads or config.resources.analyze.threads)
+    digest = _begin(config, stamp, "variational", threads)
     from attngeo.jobs.variational import variational
 
     variational(config, digest)
@@ -371,9 +378,7 @@ def analyze_injectivity(
 ) -> None:
     """Rank of the attention matrix of each kernel on features of a pretrained vision transformer."""
     config = _preset(preset)
-    _writable(config)
-    digest = _digest(config, stamp, "injectivity")
-    _use_threads(threads or config.resources.analyze.threads)
+    digest = _begin(config, stamp, "injectivity", threads)
     from attngeo.jobs.injectivity import injectivity
 
     injectivity(config, digest)
@@ -383,9 +388,7 @@ def analyze_injectivity(
 def benchmark_operators(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
     """Time the operators against torch, SciPy and scikit-learn, each checked against float64 first; one thread."""
     config = _preset(preset)
-    _writable(config)
-    digest = _digest(config, stamp, "benchmarks/operators")
-    _use_threads(1)
+    digest = _begin(config, stamp, "benchmarks/operators", threads=1)
     from attngeo.jobs.operator_benchmark import operator_benchmark
 
     for line in operator_benchmark(config, digest):
@@ -396,9 +399,7 @@ def benchmark_operators(preset: PresetOption = "demo", stamp: StampOption = None
 def benchmark_solver(preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None) -> None:
     """Residuals of Newton-Schulz, conjugate gradient and direct solvers at equal numbers of matrix products."""
     config = _preset(preset)
-    _writable(config)
-    digest = _digest(config, stamp, "benchmarks/solver")
-    _use_threads(threads or config.resources.analyze.threads)
+    digest = _begin(config, stamp, "benchmarks/solver", threads)
     from attngeo.jobs.solver_benchmark import solver_benchmark
 
     solver_benchmark(config, digest)
@@ -408,9 +409,7 @@ def benchmark_solver(preset: PresetOption = "demo", stamp: StampOption = None, t
 def benchmark_edge(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
     """Latency and memory of one image at a time for every attention kind; one thread, a process each."""
     config = _preset(preset)
-    _writable(config)
-    digest = _digest(config, stamp, "benchmarks/edge")
-    _use_threads(1)
+    digest = _begin(config, stamp, "benchmarks/edge", threads=1)
     from attngeo.jobs.edge_benchmark import edge_benchmark
 
     for line in edge_benchmark(config, digest):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 
@@ -125,7 +126,8 @@ def _edge_inputs(preset: Preset) -> list[str]:
     return [EDGE_BENCHMARK]
 
 
-def _figure(
+def _numbered(
+    kind: str,
     number: int,
     module: str,
     title: str,
@@ -133,13 +135,14 @@ def _figure(
     inputs: Callable[[Preset], list[str]],
     data_files: tuple[str, ...] = (),
 ) -> Target:
-    name = f"fig{number}"
+    """A target of a kind that the papers number: fig10, tab1."""
+    name = f"{kind[:3]}{number}"
     return Target(
         name,
         number,
-        "figure",
+        kind,
         title,
-        f"attngeo.paper.figures.{module}",
+        f"attngeo.paper.{kind}s.{module}",
         f"workflow/report/{name}.rst",
         claim_ids,
         inputs,
@@ -147,27 +150,8 @@ def _figure(
     )
 
 
-def _table(
-    number: int,
-    module: str,
-    title: str,
-    claim_ids: tuple[str, ...],
-    inputs: Callable[[Preset], list[str]],
-    data_files: tuple[str, ...] = (),
-) -> Target:
-    name = f"tab{number}"
-    return Target(
-        name,
-        number,
-        "table",
-        title,
-        f"attngeo.paper.tables.{module}",
-        f"workflow/report/{name}.rst",
-        claim_ids,
-        inputs,
-        data_files,
-    )
-
+_figure = partial(_numbered, "figure")
+_table = partial(_numbered, "table")
 
 FIGURES: dict[str, Target] = {
     target.name: target
