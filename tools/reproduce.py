@@ -7,6 +7,7 @@ on to every job, and the same command continues later.
 
 import argparse
 import fcntl
+import json
 import os
 import secrets
 import signal
@@ -200,6 +201,20 @@ def places(root: Path, preset: str) -> str:
     return "\n".join([f"preset {preset} is complete.", *lines])
 
 
+def warn_of_naive_operators(root: Path) -> None:
+    """Say that the operators were not compiled, if the last build says so: that it did is deep in a job's log."""
+    try:
+        build = json.loads((root / "cuda_ext" / "attngeo_ext" / "build.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        build = {}
+    if build.get("built") is False:
+        reason = build.get("reason", "unknown reason")
+        print(
+            f"warning: the operators are not compiled, the slower naive forms run, as every record says: {reason}",
+            file=sys.stderr,
+        )
+
+
 def check_preset(root: Path, preset: str) -> None:
     """RefusedError naming the presets that exist when `preset` is not one of them."""
     if not (root / "config" / preset / "config.yaml").is_file():
@@ -226,6 +241,7 @@ def reproduce(root: Path, preset: str, cores: int, snakemake: Sequence[str]) -> 
         say(places(root, preset))
     else:
         say("not complete. What is finished is kept: the same command continues from there")
+    warn_of_naive_operators(root)
     return status
 
 

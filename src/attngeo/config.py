@@ -418,6 +418,12 @@ def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = Non
         )
     if not (root / file).is_file():
         raise UserError(f"there is no preset {name!r} (no file {file})", _options(preset_names(root), name))
+    for key in overrides or {}:
+        if key not in PresetFile.model_fields:
+            raise UserError(
+                f"key {key!r}, given to --config, is neither 'preset' nor a key of {file}",
+                _options(["preset", *PresetFile.model_fields], key),
+            )
     content = _merge(_read_yaml(root / file, file), overrides or {})
     checked: PresetFile = _validate(
         PresetFile, content, f"{file} with the keys given to --config" if overrides else file

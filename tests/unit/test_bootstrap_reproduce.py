@@ -116,6 +116,19 @@ def test_one_call_with_the_preset_and_where_the_results_lie(project: Path, capsy
     assert load().places(project, "smoke").endswith("make ui PRESET=smoke")
 
 
+def test_operators_that_are_not_compiled_are_told_at_the_end(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = project / "cuda_ext" / "attngeo_ext" / "build.json"
+    record.parent.mkdir(parents=True)
+    for content in ('{"built": true}', "{"):
+        record.write_text(content)
+        assert reproduce(project) == 0
+        assert "not compiled" not in capsys.readouterr().err
+    record.write_text('{"built": false, "reason": "no C++ compiler: install g++, then run `make env`"}')
+    assert reproduce(project) == 0
+    assert "not compiled" in (told := capsys.readouterr().err)
+    assert told.endswith("install g++, then run `make env`\n")
+
+
 def test_a_stale_lock_is_cleared_with_a_message(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / ".snakemake" / "locks" / "0.input.lock").touch()
     (project / ".snakemake" / "incomplete").mkdir()

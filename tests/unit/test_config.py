@@ -39,6 +39,7 @@ def test_overrides_replace_single_keys() -> None:
     ("overrides", "words"),
     [
         ({"colour": 1}, ["config/demo/config.yaml", "colour", "datasets"]),
+        ({"prset": "demo"}, ["'prset'", "did you mean 'preset'?", "language_models"]),
         ({"connection_walk": {"window": 3}}, ["connection_walk.window", "windows"]),
         ({"connection_walk": {"windows": 0}}, ["connection_walk.windows", "0"]),
         ({"resources": {"train": {"device": "tpu"}}}, ["resources.train.device", "tpu", "cuda"]),

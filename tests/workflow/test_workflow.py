@@ -258,10 +258,13 @@ def test_a_wrong_key_or_value_names_file_key_and_what_is_allowed(
         assert word in message, message
 
 
-def test_an_unknown_preset_names_those_there_are(fresh: ProjectCopy) -> None:
+def test_an_unknown_preset_or_key_names_those_there_are(fresh: ProjectCopy) -> None:
     done = fresh.run("snakemake -n --config preset=dmo", check=False)
     assert done.returncode != 0
     assert "demo" in done.stdout + done.stderr
+    done = fresh.run("snakemake -n --config prset=demo", check=False)
+    assert done.returncode != 0
+    assert "did you mean 'preset'?" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("preset", ["demo", "study", "smoke", "imagenet"])
