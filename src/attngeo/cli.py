@@ -152,6 +152,14 @@ def pack(
         Optional[Path],  # noqa: UP045
         typer.Option("--val-labels", help="Label file of validation images that lie flat in val/."),
     ] = None,
+    hold_out: Annotated[
+        float,
+        typer.Option(
+            "--hold-out",
+            help="Share of the training images (below 0.5, of each class) that is set aside to choose settings on, in "
+            "place of the validation images, which are not read.",
+        ),
+    ] = 0.0,
     max_resolution: Annotated[
         int, typer.Option("--max-resolution", min=1, help="Longest stored side in pixels; longer images are reduced.")
     ] = 500,
@@ -194,6 +202,7 @@ def pack(
         write_mode=write_mode,  # type: ignore[arg-type]
         workers=workers,
         val_labels=val_labels,
+        hold_out=hold_out,
     )
     for line in packing.summary(manifest):
         typer.echo(line)

@@ -62,6 +62,13 @@ class DatasetConfig(_Strict):
     max_resolution: int = Field(500, ge=1, le=8192, description="longest stored side in pixels")
     val_labels: str = Field("", description="label file of validation images that lie flat in val/; without it, none")
     workers: int = Field(0, ge=0, description="processes (torch) or threads (FFCV) that read images; changes no pixel")
+    hold_out: float = Field(
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="share of the training images that stands in for the validation images, which stay unread; to "
+        "choose settings on",
+    )
 
 
 class LanguageModelConfig(_Strict):

@@ -104,6 +104,25 @@ def loaders_agree_to_the_bit(folder: Path) -> dict[str, Any]:
     return equal
 
 
+def held_out_images_are_those_of_the_folder(folder: Path) -> dict[str, Any]:
+    """Images of each part, and whether .beton files hold those that a list of files does, by either loader."""
+    images = image_folder(folder / "images", COUNTS)
+    for file in images.glob("val/*/*"):
+        file.write_bytes(b"not an image")
+    listed = pack(images, folder / "listed", storage="folder", hold_out=0.3)
+    written = pack(images, folder / "written", storage="beton", write_mode="raw", hold_out=0.3, workers=2)
+    found = {}
+    for split in ("train", "val"):
+        options: dict[str, Any] = {"interpolation": "bilinear", "batch_size": 1, "augment": False}
+        expected = read(opened(listed, split, loader="torch", **options))
+        same = [
+            all(map(torch.equal, expected, read(opened(written, split, loader=loader, **options))))
+            for loader in ("torch", "ffcv")
+        ]
+        found[split] = [len(expected[1]), *same]
+    return found
+
+
 def jpeg_decoders_differ_little(folder: Path) -> dict[str, Any]:
     """Photographs stored as JPEG: libjpeg-turbo's fast transform beside Pillow, nothing resized."""
     from ffcv.fields.decoders import SimpleRGBImageDecoder

@@ -36,6 +36,7 @@ TRIALS = (
     "loaders_agree_to_the_bit",
     "jpeg_decoders_differ_little",
     "a_set_under_a_name_of_its_own",
+    "held_out_images_are_those_of_the_folder",
     "large_images_are_stored_or_reduced",
     "operations_in_the_wrong_order_are_refused",
     "damaged_files_are_refused",
@@ -106,6 +107,10 @@ def test_early_breaks_threads_and_buffers_do_no_harm(outcomes):
     assert outcome["generators"]
     assert 1 <= outcome["workers"] <= (os.cpu_count() or 1)
     assert {"ffcv", "numba", "opencv-python"} < set(outcome["versions"])
+
+
+def test_every_storage_and_loader_holds_out_the_same_images(outcomes):
+    assert outcomes["held_out_images_are_those_of_the_folder"] == {"train": [12, True, True], "val": [5, True, True]}
 
 
 def test_a_reader_that_dies_ends_the_loop_with_an_error(outcomes):

@@ -89,6 +89,7 @@ class Batches(ABC):
             "manifest_sha256": self.manifest.sha256,
             "classes": self.manifest.raw["classes"],
             "split": self.split,
+            "split_rule": self.manifest.raw["split_rule"],
             "num_images": self.num_images,
             "images_per_epoch": self.order.images_per_epoch,
             "batch_size": self.batch_size,

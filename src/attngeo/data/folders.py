@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from attngeo.data import holding_out
 from attngeo.data.label_files import known_label_files, read_labels
 from attngeo.errors import UserError
 
@@ -72,10 +73,11 @@ class Split:
     flat: list[str]
 
 
-def scan(root: Path, val_labels: Path | None = None) -> ImageFolder:
+def scan(root: Path, val_labels: Path | None = None, hold_out: float = 0.0) -> ImageFolder:
     """List the images of `root`, which has train/ and val/ folders of class folders, or class folders only.
 
-    The images of val/ may also lie flat in it, if `val_labels` names the file of their labels (`label_files`).
+    The images of val/ may also lie flat in it, if `val_labels` names the file of their labels (`label_files`). With
+    `hold_out`, validation is that share of the training images (`holding_out`); val/ and the labels are not looked at.
     Raises UserError when there are no classes, a class has no training image, images lie flat without labels, or val/
     has a class that train/ has not.
     """
@@ -85,7 +87,7 @@ def scan(root: Path, val_labels: Path | None = None) -> ImageFolder:
         )
     strays: list[tuple[str, str]] = []
     present = [split for split in SPLITS if (root / split).is_dir()]
-    if len(present) == 1:
+    if len(present) == 1 and not (hold_out and present == ["train"]):
         missing = next(split for split in SPLITS if split not in present)
         raise UserError(
             f"{shown(root)} has {present[0]}/ but no {missing}/",
@@ -98,7 +100,8 @@ def scan(root: Path, val_labels: Path | None = None) -> ImageFolder:
     by_class = {"train": _filled_classes(root / ("train" if present else ""), train)}
     found.classes = sorted(by_class["train"], key=os.fsencode)
     if present:
-        by_class["val"] = _validation(found, list_split(root, "val", strays), val_labels)
+        if not hold_out:
+            by_class["val"] = _validation(found, list_split(root, "val", strays), val_labels)
         for name in sorted(os.listdir(root), key=os.fsencode):
             if name not in SPLITS:
                 strays.append((name, "hidden" if name.startswith(".") else "neither train/ nor val/"))
@@ -117,10 +120,19 @@ def scan(root: Path, val_labels: Path | None = None) -> ImageFolder:
         )
     found.splits = {
         split: [
-            ImageFile(path, label) for label, name in enumerate(found.classes) for path in by_class[split].get(name, [])
+            ImageFile(path, label)
+            for label, name in enumerate(found.classes)
+            for path in by_class.get(split, {}).get(name, [])
         ]
         for split in SPLITS
     }
+    if hold_out:
+        files = found.splits["train"]
+        names = [shown(name) for name in found.classes]
+        chosen = holding_out.held_out([file.label for file in files], hold_out, names)
+        for split, wanted in (("train", False), ("val", True)):
+            found.splits[split] = [file for file, held in zip(files, chosen, strict=True) if held == wanted]
+        found.split_rule = holding_out.rule(hold_out)
     return found
 
 

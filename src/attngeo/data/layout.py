@@ -21,7 +21,8 @@ BETON = ".beton"
 class Names:
     """Where a packed set lies.
 
-    In a folder of its own: manifest.json, train.beton, val.beton, train.jsonl, val.jsonl, classes.csv, report.csv.
+    In a folder of its own: manifest.json, train.beton, val.beton, train.jsonl, val.jsonl, arrays.npz, classes.csv,
+    report.csv.
     As NAME.beton: that file with the training images, NAME.val.beton, and NAME.manifest.json and so on beside them.
     """
 
@@ -65,11 +66,17 @@ class Names:
         """The list of the images of a split."""
         return self._beside(f"{split}.jsonl")
 
+    @property
+    def arrays(self) -> str:
+        """Both splits of a set of small images; written only where they are not the set's own."""
+        return self._beside("arrays.npz")
+
     def all(self) -> list[str]:
         """Every file that a set may have, the manifest last."""
         return [
             *(self.data(split) for split in SPLITS),
             *(self.index(split) for split in SPLITS),
+            self.arrays,
             self.classes,
             self.report,
             self.manifest,

@@ -62,7 +62,8 @@ class Manifest:
         error.
         """
         entry = self.raw[split]
-        path = (self.source_root() if self.storage == "arrays" else self.folder) / entry["path"]
+        as_they_came = self.storage == "arrays" and not self.raw.get("hold_out")
+        path = (self.source_root() if as_they_came else self.folder) / entry["path"]
         remedy = f"delete {self.path} and pack the images again"
         if "class_order" in self.raw:  # sets packed by older versions have none
             check_classes(self.folder / self.raw["class_order"]["path"], self.raw["classes"], remedy)

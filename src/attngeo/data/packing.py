@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from attngeo.data import embedded, ffcv_available, images, manifest
+from attngeo.data import embedded, ffcv_available, holding_out, images, manifest
 from attngeo.data.beton import Beton
 from attngeo.data.download import sha256_of
 from attngeo.data.ffcv_writer import FFCVMissing, Problems, versions, write_betons
@@ -50,6 +50,7 @@ def pack(
     workers: int = 1,
     min_crop_area: float | None = None,
     val_labels: Path | None = None,
+    hold_out: float = 0.0,
     name: str | None = None,
 ) -> Path:
     """Pack `source` (an image folder or the name of an embedded set) as `out`; the path of its manifest.
@@ -57,7 +58,9 @@ def pack(
     `out` is a folder, or a name that ends in .beton: then that file holds the training images, and its neighbours of
     the same name the rest (`layout.Names`). "auto" keeps arrays in memory as they are, and makes .beton files of an
     image folder if FFCV is installed (or `out` is one), else a list of the files (the manifest says why).
-    `val_labels` names the label file of validation images that lie flat. Images whose longer side exceeds
+    `val_labels` names the label file of validation images that lie flat. With `hold_out` (a share below 1/2) "val" is
+    that part of the training images (`holding_out`), to choose settings on; the set's own validation images and their
+    labels are not read. Images whose longer side exceeds
     `max_resolution` pixels are reduced. With one worker the packed bytes are the same each time. `min_crop_area` is
     the smallest share of an image that training may crop, a property of the data: a defect must not be cut away.
 
@@ -65,7 +68,7 @@ def pack(
     removed by the next one. The report lists every file that was refused, repaired or left out, and why. Raises
     UserError for sets that cannot be used.
     """
-    _check_options(max_resolution, write_mode, jpeg_quality, workers, min_crop_area)
+    _check_options(max_resolution, write_mode, jpeg_quality, workers, min_crop_area, hold_out)
     names = Names.of(out)
     if names.is_beton and storage == "auto":
         storage = "beton"
@@ -86,11 +89,15 @@ def pack(
     with working_folder(names) as scratch:
         described: dict[str, Any]
         if chosen == "arrays":
-            described = _describe_arrays(root, entry.classes if entry else ())
+            classes = entry.classes if entry else ()
+            if hold_out:
+                described = _hold_out_of_arrays(root, scratch / names.arrays, classes, hold_out)
+            else:
+                described = _describe_arrays(root / "arrays.npz", classes)
             _write_report(scratch / names.report, [])
         else:
             options = PackOptions(write_mode, max_resolution, jpeg_quality, workers)
-            found = scan(root, val_labels)
+            found = scan(root, val_labels, hold_out)
             try:
                 described = _pack_folder(found, scratch, names, chosen, options)
             except FFCVMissing as error:
@@ -104,6 +111,7 @@ def pack(
             "root": {"embedded": entry.name} if entry else {"uri": root.absolute().as_uri()},
             "licence": entry.licence if entry else "that of the folder's owner",
             "min_crop_area": _min_crop_area(min_crop_area, entry),
+            "hold_out": hold_out,
             **described,
         }
         write_classes(scratch / names.classes, described["classes"])
@@ -118,8 +126,9 @@ def summary(path: Path) -> list[str]:
     """What was packed, in a few lines for a person."""
     packed = manifest.read_manifest(path)
     raw = packed.raw
+    kind = "held-out" if raw["hold_out"] else "validation"
     lines = [
-        f"{path}: {raw['train']['n']} training and {raw['val']['n']} validation images of {raw['num_classes']} "
+        f"{path}: {raw['train']['n']} training and {raw['val']['n']} {kind} images of {raw['num_classes']} "
         f"classes, stored as {raw['storage']} ({raw['why_storage']})"
     ]
     counts = {"refused": raw["refused"], "repaired": raw["repaired"]["images"], "left out": raw["strays"]}
@@ -129,7 +138,9 @@ def summary(path: Path) -> list[str]:
     return lines
 
 
-def _check_options(max_resolution: int, write_mode: str, quality: int, workers: int, min_area: float | None) -> None:
+def _check_options(
+    max_resolution: int, write_mode: str, quality: int, workers: int, min_area: float | None, hold_out: float
+) -> None:
     allowed: list[tuple[str, object, bool, str]] = [
         (
             "max_resolution",
@@ -141,6 +152,7 @@ def _check_options(max_resolution: int, write_mode: str, quality: int, workers: 
         ("jpeg_quality", quality, 1 <= quality <= 100, "1 to 100"),
         ("workers", workers, workers >= 1, "1 or more"),
         ("min_crop_area", min_area, min_area is None or 0 < min_area <= 1, "above 0 and at most 1"),
+        ("hold_out", hold_out, 0 <= hold_out < 0.5, "0 (nothing) or more, and less than 0.5"),
     ]
     for option, value, fits, words in allowed:
         if not fits:
@@ -177,8 +189,26 @@ def _min_crop_area(given: float | None, entry: embedded.Source | None) -> float:
     return entry.min_crop_area if entry and entry.min_crop_area is not None else DEFAULT_MIN_CROP_AREA
 
 
-def _describe_arrays(root: Path, classes: Sequence[str]) -> dict[str, Any]:
-    path = root / "arrays.npz"
+def _hold_out_of_arrays(root: Path, out: Path, classes: Sequence[str], share: float) -> dict[str, Any]:
+    """Write the training images of a set of arrays as two splits, and say what they are; its validation stays shut."""
+    with np.load(root / "arrays.npz") as arrays:
+        pixels, labels = arrays["train_images"], arrays["train_labels"]
+    chosen = holding_out.held_out(labels, share, classes)
+    with write_aside(out, "wb") as stream:
+        np.savez(
+            stream,
+            train_images=pixels[~chosen],
+            train_labels=labels[~chosen],
+            val_images=pixels[chosen],
+            val_labels=labels[chosen],
+        )
+    return _describe_arrays(out, classes) | {
+        "split_rule": holding_out.rule(share),
+        "packed_by": {"backend": "numpy", "numpy": np.__version__},
+    }
+
+
+def _describe_arrays(path: Path, classes: Sequence[str]) -> dict[str, Any]:
     digest = sha256_file(path)
     with np.load(path) as arrays:
         counts = {split: len(arrays[f"{split}_labels"]) for split in SPLITS}

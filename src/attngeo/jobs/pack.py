@@ -19,5 +19,6 @@ def pack(preset: Preset, dataset: str, *, workers: int = 1) -> Path:
         write_mode=config.write_mode,
         workers=workers,
         val_labels=preset.root / Path(config.val_labels).expanduser() if config.val_labels else None,
+        hold_out=config.hold_out,
     )
     return out / "manifest.json"
