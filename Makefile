@@ -13,7 +13,7 @@ with_path = PATH="$$PWD/.venv/bin:$$PATH"
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | sed 's/|/\t/' | expand -t 22
-	@echo "variables: PRESET=demo|study|smoke|imagenet  CORES=n  PORT=5000  WORKERS=2 (tests at once)"
+	@echo "variables: PRESET=demo|study|smoke|imagenet|tuning  CORES=n  PORT=5000  WORKERS=2 (tests at once)"
 	@echo "           PYTHON=python3.12  TORCH_INDEX=URL  SYSTEM_PACKAGES=0  REQUIRE_FFCV=1  REQUIRE_EXTENSION=1"
 
 env:  ## make or update .venv, the compiled operators and FFCV

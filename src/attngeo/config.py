@@ -36,6 +36,7 @@ from attngeo.training.recipe import Recipe
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]*")
 SOLVER_KIND = "laplacian"
+_SHOWN = {"figures": FIGURES, "tables": TABLES}  # by the key that lists them
 _RESERVED = ("recipes", "embedded", "logs", "mlflow-artifacts")  # folders that are there already
 
 
@@ -240,8 +241,8 @@ class PresetFile(_Strict):
     injectivity: InjectivityConfig = InjectivityConfig()
     benchmarks: BenchmarksConfig = BenchmarksConfig()
     resources: StageResources = StageResources()
-    figures: tuple[str, ...] = tuple(FIGURES)
-    tables: tuple[str, ...] = tuple(TABLES)
+    figures: tuple[str, ...] = Field(tuple(FIGURES), description="without it, every one that something feeds")
+    tables: tuple[str, ...] = Field(tuple(TABLES), description="without it, every one that something feeds")
 
 
 class Preset(PresetFile):
@@ -444,6 +445,10 @@ def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = Non
         runs=runs,
         recipes=recipes,
     )
+    for key, known in _SHOWN.items():  # figures first: the ledger's table reads what they are made of
+        if key not in checked.model_fields_set:
+            fed = tuple(target for target in known if known[target].inputs(preset))
+            preset = preset.model_copy(update={key: fed})
     sheet = f"config/{name}/runs.tsv"
     _check_sources(preset, file)
     _check_runs(preset, file, sheet)
@@ -471,6 +476,11 @@ def _check_runs(preset: Preset, file: str, sheet: str) -> None:
         for target in row.feeds:
             if target not in targets:
                 raise UserError(f"{where}: feeds unknown {target!r}", _options(targets, target))
+        if "tuning" in row.feeds and not preset.datasets[row.dataset].hold_out:
+            raise UserError(
+                f"{where}: it feeds tuning, but dataset {row.dataset!r} holds no training images out",
+                f"set its hold_out in {file} (0.1, say): nothing is chosen on the images that score",
+            )
         try:
             kinds = kinds_in(row.attention_kind)
         except UserError as error:
@@ -492,8 +502,8 @@ def _check_solver_runs(preset: Preset, file: str) -> None:
 
 def _check_targets(preset: Preset, file: str, sheet: str) -> None:
     """Every figure and table exists and has something to show."""
-    for key, names, known in (("figures", preset.figures, FIGURES), ("tables", preset.tables, TABLES)):
-        for name in names:
+    for key, known in _SHOWN.items():
+        for name in getattr(preset, key):
             if name not in known:
                 raise UserError(f"{file}: key {key!r}: unknown target {name!r}", _options(list(known), name))
             if not known[name].inputs(preset):

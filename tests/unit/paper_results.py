@@ -1,14 +1,15 @@
 """Made-up results of a preset, for tests of figures, tables and the ledger; no number here was ever measured."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from attngeo.files import json_line, write_json
+from attngeo.files import json_line, read_json, write_json
 from attngeo.paper import records
 from attngeo.paper.targets import FIGURES
 
@@ -33,6 +34,13 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Dataset:
+    """A data set of a preset, as far as targets look at it."""
+
+    hold_out: float = 0.0
+
+
+@dataclass(frozen=True)
 class Model:
     """A pretrained model of a preset, as far as targets look at it."""
 
@@ -45,6 +53,7 @@ class Preset:
 
     name: str
     runs: tuple[Run, ...] = ()
+    datasets: Mapping[str, Dataset] = field(default_factory=dict)
     language_models: tuple[Model, ...] = ()
     vision_models: tuple[Model, ...] = ()
     figures: tuple[str, ...] = tuple(FIGURES)
@@ -60,13 +69,15 @@ def write_runs(
     recipe: str = "invented",
     size: str = "micro",
     n_eval: int = 1000,
+    lr: float = 3e-3,
+    hold_out: float = 0.0,
 ) -> list[Path]:
     """metrics.jsonl and final.json of every attention kind; `laplacian_lead` is in points over softmax."""
     paths = []
     for dataset in datasets:
         for index, (kind, family) in enumerate(KINDS.items()):
             for seed in range(seeds):
-                run_id = f"{dataset}-{kind}-{recipe}-{size}-s{seed}"
+                run_id = f"{dataset}-{kind}-{recipe}-{size}-s{seed}" + (f"-lr{lr}" if hold_out else "")
                 rng = np.random.default_rng([seed, index, len(dataset)])
                 lead = laplacian_lead if kind == "laplacian" else 0.0
                 final = 80 + lead + float(np.random.default_rng(seed).normal(0, 0.4)) - 2.0 * (index in (1, 3))
@@ -98,10 +109,24 @@ def write_runs(
                         "gmac_uncounted": [],
                         "device": DEVICE,
                         "status": "finished",
+                        "recipe_values": {"lr": lr},
+                        "loader": {"hold_out": hold_out},
                     },
                 )
                 paths += [run / "metrics.jsonl", run / "final.json"]
     return paths
+
+
+def write_tuning(folder: Path, accuracies: Mapping[float, float], **options: Any) -> list[Path]:
+    """final.json of one seed of every kind at each peak learning rate, with that held-out accuracy for every kind."""
+    finals = []
+    for lr, accuracy in accuracies.items():
+        written = write_runs(folder, datasets=["held"], seeds=1, lr=lr, hold_out=0.1, **options)
+        for path in written:
+            if path.name == "final.json":
+                write_json(path, read_json(path) | {"accuracy": accuracy})
+                finals.append(path)
+    return finals
 
 
 def write_connection_walk(
@@ -427,5 +452,6 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
         "fig10": walks,
         "fig16": [variational],
         "edge": [write_edge(folder)],
+        "tuning": write_tuning(folder, {1e-3: 70.0, 3e-3: 80.0, 1e-2: 75.0}),
         "tab9": [*runs, *walks, variational, injectivity, timings, gpu, solver],
     }

@@ -22,7 +22,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_every_preset_loads_with_its_recipes() -> None:
-    assert {"demo", "study", "smoke", "imagenet"} <= set(preset_names(ROOT))
+    assert {"demo", "study", "smoke", "imagenet", "tuning"} <= set(preset_names(ROOT))
     for name in preset_names(ROOT):
         preset = load_preset(ROOT, name)
         assert preset.name == name
@@ -45,6 +45,7 @@ def test_overrides_replace_single_keys() -> None:
         ({"resources": {"train": {"device": "tpu"}}}, ["resources.train.device", "tpu", "cuda"]),
         ({"resources": {"train": {"device": "cuda", "processes": 3}}}, ["resources.train", "gpu: 3"]),
         ({"datasets": {"a b": {"source": "x"}}}, ["a b", "file name"]),
+        ({"datasets": {"textile": {"hold_out": 0.5}}}, ["datasets.textile.hold_out", "0.5"]),
         ({"datasets": {"fashion": {"source": "embedded"}}}, ["fashion", "fashion-mnist"]),
         ({"figures": ["fig7", "fig70"]}, ["fig70", "fig7"]),
         ({"language_models": [{"id": "x"}]}, ["language_models.0.source", "missing"]),
@@ -103,11 +104,27 @@ def test_text_that_is_not_utf8_is_named(root: Path) -> None:
         load_preset(root, "demo")
 
 
-def test_a_run_without_anything_that_shows_it_is_told(root: Path) -> None:
+def test_what_no_run_feeds_is_left_out_unless_the_preset_lists_it(root: Path) -> None:
+    assert "fig2" in load_preset(root, "demo").figures
+    assert "tuning" not in load_preset(root, "demo").tables
     sheet = root / "config/demo/runs.tsv"
     sheet.write_text(sheet.read_text().replace("tab1,fig2,fig3", "tab1,fig3"))
+    preset = load_preset(root, "demo")
+    assert "fig2" not in preset.figures
+    assert {"fig3", "fig7"} < set(preset.figures)
     with pytest.raises(UserError, match="nothing to show in fig2"):
-        load_preset(root, "demo")
+        load_preset(root, "demo", {"figures": ["fig2", "fig3"]})
+
+
+def test_what_tunes_needs_images_that_are_held_out(root: Path) -> None:
+    sheet = root / "config/smoke/runs.tsv"
+    sheet.write_text(sheet.read_text().replace("tab1,fig2,fig3", "tuning"))
+    with pytest.raises(UserError, match=r"'fashion-mnist' holds no training images out(.|\n)*hold_out"):
+        load_preset(root, "smoke")
+    held = {name: {"hold_out": 0.1} for name in ("fashion-mnist", "textile")}
+    preset = load_preset(root, "smoke", {"datasets": held})
+    assert "tuning" in preset.tables
+    assert {"tab1", "fig2", "fig3"}.isdisjoint((*preset.tables, *preset.figures))
 
 
 def test_a_run_twice_is_refused(root: Path) -> None:

@@ -169,7 +169,7 @@ def test_both_loaders_of_arrays_read_the_parts(tmp_path, monkeypatch):
         assert torch.cat(found).tolist() == labels[chosen].tolist()
         order = torch.cat(images)[:, 0, 14, 14].argsort().tolist()
         assert order == list(range(int(chosen.sum())))
-    assert "held out" in opened(packed, "val").describe()["split_rule"]
+    assert opened(packed, "val").describe()["hold_out"] == SHARE
 
 
 def test_packing_without_holding_out_takes_the_arrays_away_again(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -154,7 +155,40 @@ def test_table_says_on_how_many_images_a_run_was_evaluated(tmp_path):
     assert frame.loc[frame["kind"] == "paper", "images"].isna().all()
 
 
-@pytest.mark.parametrize("name", ["fig2", "fig3", "fig10", "tab1", "tab9"])
+def test_the_rate_with_the_highest_held_out_accuracy_is_chosen_and_of_equals_the_lower(tmp_path):
+    for name, accuracies, expected in (
+        ("inside", {1e-3: 70.0, 3e-3: 80.0, 1e-2: 75.0}, [(0.003, "yes")]),
+        ("equals", {1e-4: 1.0, 1e-3: 80.0, 3e-3: 80.0, 1e-2: 75.0}, [(0.001, "yes")]),
+        ("end", {1e-3: 70.0, 3e-3: math.nan, 1e-2: 75.0}, [(0.01, "yes, at an end of the range")]),
+        ("nothing", {1e-3: math.nan, 3e-3: math.nan}, []),
+    ):
+        paths = paper_results.write_tuning(tmp_path / name, accuracies, n_eval=1600)
+        frame = made("tuning", {"tuning": paths[::-1]}).frame
+        assert len(frame) == 4 * len(accuracies)
+        for _, rows in frame.groupby("attention"):
+            picked = rows[rows["chosen"] != ""]
+            assert list(zip(picked["peak rate"], picked["chosen"], strict=True)) == expected
+            assert (picked["below the best"] == 0).all()
+    assert frame["standard error"].isna().all()
+    caption = made("tuning", {"tuning": paths}).caption
+    assert "of held are training images that were held out" in caption
+
+
+def test_the_standard_error_is_that_of_a_binomial(tmp_path):
+    paths = paper_results.write_tuning(tmp_path / "tuning", {1e-3: 80.0}, n_eval=1600)
+    assert made("tuning", {"tuning": paths}).frame["standard error"].tolist() == pytest.approx([1.0] * 4)
+
+
+def test_the_classification_table_names_the_rates(tmp_path):
+    paths = paper_results.write_runs(tmp_path / "demo", datasets=["even", "uneven"], seeds=2)
+    for path in paths:
+        if path.name == "final.json" and "uneven-gaussian" in path.parent.name:
+            write_json(path, json.loads(path.read_text()) | {"recipe_values": {"lr": 0.01}})
+    expected = "even 0.003 for every kind; uneven gaussian 0.01, laplacian 0.003, riemannian 0.003, softmax 0.003"
+    assert f"Peak learning rates: {expected} (" in made("tab1", {"tab1": paths}).caption
+
+
+@pytest.mark.parametrize("name", ["fig2", "fig3", "fig10", "tab1", "tab9", "tuning"])
 def test_nothing_to_draw_is_said_plainly(name):
     with pytest.raises(UserError, match=f"no (run|model|file) of the preset feeds {name}"):
         made(name, {name: []})

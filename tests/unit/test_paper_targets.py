@@ -12,7 +12,7 @@ import attngeo.paper
 from attngeo.paper import claims
 from attngeo.paper.targets import FIGURES, PAGES, TABLES, TARGETS
 from tests.unit import paper_results
-from tests.unit.paper_results import Model, Preset, Run
+from tests.unit.paper_results import Dataset, Model, Preset, Run
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(attngeo.paper.__file__).parent
@@ -49,6 +49,12 @@ def test_ledger_reads_every_analysis_and_every_run():
     assert {"analyses/injectivity.json", "analyses/variational.json", "analyses/connection_walk/eye.json"} < set(inputs)
     assert {"benchmarks/operators.json", "benchmarks/gpu.json", "benchmarks/solver.json"} < set(inputs)
     assert PAGES["claims"].inputs(PRESET) == inputs
+
+
+def test_runs_on_held_out_images_are_no_evidence():
+    preset = Preset("p", runs=PRESET.runs, datasets={"d": Dataset(hold_out=0.1)})
+    assert FIGURES["fig2"].inputs(preset) == FIGURES["fig2"].inputs(PRESET)
+    assert not any(path.startswith("runs/") for path in PAGES["claims"].inputs(preset))
 
 
 def test_targets_of_an_empty_preset_have_no_runs():

@@ -12,6 +12,8 @@ import pytest
 from attngeo.paper.targets import FIGURES, TABLES
 from tests.workflow.project_copy import ProjectCopy
 
+FED_TABLES = set(TABLES) - {"tuning"}  # what the runs of the preset smoke feed
+
 pytestmark = [pytest.mark.workflow, pytest.mark.network, pytest.mark.timeout(1200)]
 
 
@@ -28,7 +30,7 @@ def append(file: Path, text: str) -> None:
 def test_the_users_command_makes_every_figure_table_and_the_ledger(finished: ProjectCopy) -> None:
     made = {path.name for path in (finished.root / "paper_figures").iterdir()}
     expected = {f"{name}.{ending}" for name in FIGURES for ending in ("pdf", "png")}
-    expected |= {f"{name}.{ending}" for name in TABLES for ending in ("csv", "md", "tex")}
+    expected |= {f"{name}.{ending}" for name in FED_TABLES for ending in ("csv", "md", "tex")}
     assert expected | {"claims.html", "PRESET"} <= made
     assert (finished.root / "paper_figures/PRESET").read_text().strip() == "demo"
     assert all((finished.root / "paper_figures" / name).stat().st_size > 0 for name in made)
@@ -95,7 +97,7 @@ def test_every_job_is_in_the_tracking_store(finished: ProjectCopy) -> None:
     names = [name for name, _ in rows]
     assert {status for _, status in rows} == {"FINISHED"}
     runs = [path.name for path in (finished.root / "results/demo/runs").iterdir()]
-    for name in (*runs, *FIGURES, *TABLES):
+    for name in (*runs, *FIGURES, *FED_TABLES):
         assert names.count(name) == 1, (name, names)
     assert dict(curves).keys() == set(runs)
     assert all(steps >= 2 for _, steps in curves), "metrics by epoch are missing"
@@ -258,6 +260,14 @@ def test_a_wrong_key_or_value_names_file_key_and_what_is_allowed(
         assert word in message, message
 
 
+@pytest.mark.parametrize("target", ["tuning", "paper_figures/tuning.csv", "results/demo/tables/tuning.csv"])
+def test_a_table_that_nothing_feeds_is_refused_with_a_remedy(fresh: ProjectCopy, target: str) -> None:
+    done = fresh.run(f"snakemake -n {target}", check=False)
+    assert done.returncode != 0
+    assert "preset demo does not make tuning" in done.stdout + done.stderr
+    assert "config/demo/runs.tsv" in done.stdout + done.stderr
+
+
 def test_an_unknown_preset_or_key_names_those_there_are(fresh: ProjectCopy) -> None:
     done = fresh.run("snakemake -n --config preset=dmo", check=False)
     assert done.returncode != 0
@@ -267,7 +277,7 @@ def test_an_unknown_preset_or_key_names_those_there_are(fresh: ProjectCopy) -> N
     assert "did you mean 'preset'?" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("preset", ["demo", "study", "smoke", "imagenet"])
+@pytest.mark.parametrize("preset", ["demo", "study", "smoke", "imagenet", "tuning"])
 def test_every_preset_is_valid(fresh: ProjectCopy, preset: str) -> None:
     if preset == "imagenet":
         (fresh.root / "datasets/imagenet").mkdir(parents=True)

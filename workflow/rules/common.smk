@@ -114,6 +114,20 @@ def solver_inputs():
     return weights + sorted(images)
 
 
+def target_inputs(target):
+    """Files that a target is made from; one that this preset does not make is refused where it is asked for."""
+    if target.name in (*PRESET.figures, *PRESET.tables, *PAGES):
+        return [f"{RESULTS}/{path}" for path in target.inputs(PRESET)]
+    folder = f"config/{PRESET.name}"
+    if target.inputs(PRESET):
+        remedy = f"add it to the {target.kind}s in {folder}/config.yaml"
+    else:
+        remedy = f"let runs of {folder}/runs.tsv feed it, or add what it shows to {folder}/config.yaml"
+    raise WorkflowError(
+        f"preset {PRESET.name} does not make {target.name}: {remedy}"
+    )
+
+
 def target_outputs(target):
     """Files of a target; the one that a reader looks at goes into `snakemake --report` with its caption."""
     looked_at = {"figure": ".png", "table": ".csv", "page": ".html"}[target.kind]

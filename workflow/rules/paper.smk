@@ -1,10 +1,10 @@
-for target in [TARGETS[name] for name in (*PRESET.figures, *PRESET.tables, *PAGES)]:
+for target in TARGETS.values():
 
     rule:
         name:
             target.name
         input:
-            [f"{RESULTS}/{path}" for path in target.inputs(PRESET)],
+            lambda wildcards, target=target: target_inputs(target),
             ancient(TRACKING),
             code=stamp(f"paper/{target.name}"),
         output:

@@ -89,7 +89,7 @@ class Batches(ABC):
             "manifest_sha256": self.manifest.sha256,
             "classes": self.manifest.raw["classes"],
             "split": self.split,
-            "split_rule": self.manifest.raw["split_rule"],
+            "hold_out": self.manifest.raw.get("hold_out", 0.0),  # sets packed by older versions hold nothing out
             "num_images": self.num_images,
             "images_per_epoch": self.order.images_per_epoch,
             "batch_size": self.batch_size,

@@ -62,6 +62,7 @@ class Manifest:
         error.
         """
         entry = self.raw[split]
+        # Sets packed by older versions hold nothing out and do not say so.
         as_they_came = self.storage == "arrays" and not self.raw.get("hold_out")
         path = (self.source_root() if as_they_came else self.folder) / entry["path"]
         remedy = f"delete {self.path} and pack the images again"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FOLDERS_OF_A_PRESET = ("runs", "analyses", "benchmarks")
 _FINAL_REQUIRED = (
     *("run_id", "model", "attention", "dataset", "recipe", "seed", "accuracy", "n_eval"),
-    *("parameters", "gmac", "gmac_with_apart", "gmac_uncounted"),
+    *("parameters", "gmac", "gmac_with_apart", "gmac_uncounted", "recipe_values"),
 )
 # Runs that differ in one of these are different experiments; runs that share them differ by seed and are averaged.
 GROUP = ("dataset", "recipe", "attention", "model")
@@ -178,9 +178,18 @@ def span(values: Iterable[int]) -> str:
 
 
 def made_from(preset: str, finals: "pd.DataFrame") -> str:
-    """Caption sentence: preset, device and runs."""
-    device = f" on {listed(finals['device'])}" if "device" in finals and len(finals) else ""
-    return f"Preset {preset}{device}; runs {listed(finals['run_id'])}." if len(finals) else f"Preset {preset}; no runs."
+    """Caption sentences: preset, device and runs, and whose validation images are none."""
+    if not len(finals):
+        return f"Preset {preset}; no runs."
+    device = f" on {listed(finals['device'])}" if "device" in finals else ""
+    loaders = finals["loader"] if "loader" in finals else [None] * len(finals)
+    held_out = [
+        name
+        for name, loader in zip(finals["dataset"], loaders, strict=True)
+        if isinstance(loader, dict) and loader.get("hold_out")
+    ]
+    scored = f" Validation images of {listed(held_out)} are training images that were held out." if held_out else ""
+    return f"Preset {preset}{device}; runs {listed(finals['run_id'])}.{scored}"
 
 
 def non_finite_sentence(count: int) -> str:

@@ -1,6 +1,6 @@
 """Every figure, table and page that can be made, and the result files each needs; imports neither torch nor pandas."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -12,7 +12,16 @@ class RunRow(Protocol):
     @property
     def run_id(self) -> str: ...
     @property
+    def dataset(self) -> str: ...
+    @property
     def feeds(self) -> tuple[str, ...]: ...
+
+
+class Dataset(Protocol):
+    """A data set of a preset; `hold_out` is the share of the training images that stands in for validation."""
+
+    @property
+    def hold_out(self) -> float: ...
 
 
 class AnalysedModel(Protocol):
@@ -27,6 +36,8 @@ class Preset(Protocol):
 
     @property
     def runs(self) -> Sequence[RunRow]: ...
+    @property
+    def datasets(self) -> Mapping[str, Dataset]: ...
     @property
     def language_models(self) -> Sequence[AnalysedModel]: ...
     @property
@@ -87,8 +98,12 @@ def run_files(preset: Preset, target: str, names: tuple[str, ...]) -> list[str]:
 
 
 def ledger_files(preset: Preset) -> list[str]:
-    """Everything that a verdict may rest on: every run's final record, every model's walk, each figure's records."""
-    finals = [f"runs/{run.run_id}/final.json" for run in preset.runs]
+    """Everything that a verdict may rest on: every run's final record, every model's walk, each figure's records.
+
+    Runs on data sets that hold images out are left out: those images are there to choose settings on.
+    """
+    held_out = {name for name, dataset in preset.datasets.items() if dataset.hold_out}
+    finals = [f"runs/{run.run_id}/final.json" for run in preset.runs if run.dataset not in held_out]
     figures = [path for name in preset.figures for path in FIGURES[name].inputs(preset)]
     records = [path for path in figures if path.startswith(("analyses/", "benchmarks/"))]
     return list(dict.fromkeys([*finals, *connection_walk_files(preset), *records]))
@@ -124,6 +139,10 @@ def _solver_inputs(preset: Preset) -> list[str]:
 
 def _edge_inputs(preset: Preset) -> list[str]:
     return [EDGE_BENCHMARK]
+
+
+def _tuning_inputs(preset: Preset) -> list[str]:
+    return run_files(preset, "tuning", ("final.json",))
 
 
 def _numbered(
@@ -208,7 +227,7 @@ TABLES: dict[str, Target] = {
             ("published/kernel_timings.csv",),
         ),
         _table(9, "tab09_ledger", "The ledger of claims", (), ledger_files, ("claims.yaml",)),
-        # Without a number: no table of the papers' is of this kind.
+        # Without a number: no table of the papers' is of these kinds.
         Target(
             "edge",
             0,
@@ -218,6 +237,16 @@ TABLES: dict[str, Target] = {
             "workflow/report/edge.rst",
             (),
             _edge_inputs,
+        ),
+        Target(
+            "tuning",
+            0,
+            "table",
+            "Learning rates, chosen on held-out training images",
+            "attngeo.paper.tables.tuning",
+            "workflow/report/tuning.rst",
+            (),
+            _tuning_inputs,
         ),
     )
 }

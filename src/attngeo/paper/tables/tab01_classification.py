@@ -70,7 +70,8 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         "statistics and metric inversions; the published counting rule is unknown. The data sets and the scale differ "
         "from ImageNet's: compare within one data set only. Ours differ in more than the kernel: the Gaussian kind "
         "follows SOFT, without whitening and local convolution; the Riemannian one also changes the feed-forward and "
-        "has more parameters; one learning rate, chosen with the Laplacian kind, serves all. "
+        "has more parameters. "
+        f"{_rates_sentence(finals)} "
         f"{_replication_sentence()} "
         f"{made_from(preset_name(inputs), finals)}" + non_finite_sentence(int(ours["non_finite"].sum()))
     )
@@ -94,6 +95,16 @@ def _count_or_span(counts: "pd.Series[int]") -> int | str:
     """The count that all runs share, else the range of theirs."""
     distinct = set(counts)
     return int(distinct.pop()) if len(distinct) == 1 else span(distinct)
+
+
+def _rates_sentence(finals: "pd.DataFrame") -> str:
+    parts = []
+    for dataset, group in finals.groupby("dataset", sort=True):
+        rates = [f"{values['lr']:g}" for values in group["recipe_values"]]
+        by_kind = sorted(set(zip(group["attention"], rates, strict=True)))
+        one_for_all = f"{rates[0]} for every kind"
+        parts.append(f"{dataset} {one_for_all if len(set(rates)) == 1 else ', '.join(map(' '.join, by_kind))}")
+    return f"Peak learning rates: {'; '.join(parts)} (the recipes say how they were chosen)."
 
 
 def _replication_sentence() -> str:
