@@ -8,7 +8,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -445,16 +445,11 @@ def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = Non
         runs=runs,
         recipes=recipes,
     )
-    for key, known in _SHOWN.items():  # figures first: the ledger's table reads what they are made of
-        if key not in checked.model_fields_set:
-            fed = tuple(target for target in known if known[target].inputs(preset))
-            preset = preset.model_copy(update={key: fed})
     sheet = f"config/{name}/runs.tsv"
     _check_sources(preset, file)
     _check_runs(preset, file, sheet)
     _check_solver_runs(preset, file)
-    _check_targets(preset, file, sheet)
-    return preset
+    return _with_targets(preset, checked.model_fields_set, file, sheet)
 
 
 def _check_runs(preset: Preset, file: str, sheet: str) -> None:
@@ -500,13 +495,19 @@ def _check_solver_runs(preset: Preset, file: str) -> None:
             )
 
 
-def _check_targets(preset: Preset, file: str, sheet: str) -> None:
-    """Every figure and table exists and has something to show."""
-    for key, known in _SHOWN.items():
+def _with_targets(preset: Preset, given: Collection[str], file: str, sheet: str) -> Preset:
+    """The preset with the figures and tables that it lists, if `given` has their key, else all that something feeds.
+
+    UserError where one that is listed does not exist or has nothing to show.
+    """
+    for key, known in _SHOWN.items():  # figures first: the ledger's table reads what they are made of
+        fed = [name for name, target in known.items() if target.inputs(preset)]
+        if key not in given:
+            preset = preset.model_copy(update={key: tuple(fed)})
         for name in getattr(preset, key):
             if name not in known:
                 raise UserError(f"{file}: key {key!r}: unknown target {name!r}", _options(list(known), name))
-            if not known[name].inputs(preset):
+            if name not in fed:
                 raise UserError(
                     f"{file}: key {key!r}: the preset has nothing to show in {name}",
                     f"let a run of {sheet} feed it, add models, or list the {key} without it",
@@ -517,6 +518,7 @@ def _check_targets(preset: Preset, file: str, sheet: str) -> None:
             f"{file}: key 'injectivity.model': {preset.injectivity.model!r} is not one of the vision_models",
             f"{_options(vision_models) if vision_models else 'add it there'}; or list the figures without fig7",
         )
+    return preset
 
 
 def _check_sources(preset: Preset, file: str) -> None:
