@@ -8,8 +8,9 @@ import math
 import re
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,13 +31,22 @@ from attngeo.errors import UserError
 from attngeo.evaluation.operator_sizes import INVERSE_SLICES, INVERSE_TOKENS, PYRAMID_SIZES
 from attngeo.files import write_json
 from attngeo.layers.registry import ATTENTION_KINDS
-from attngeo.models.names import FAMILIES, SIZES, attention_kind_of, kinds_in, model_names
+from attngeo.models.names import FAMILIES, PYRAMID_OPTIONS, SIZES, attention_kind_of, kinds_in, model_names
 from attngeo.paper.targets import FIGURES, TABLES
+from attngeo.run_options import (
+    RECIPE_PREFIX,
+    OptionValue,
+    constructor_options,
+    module_file,
+    options_text,
+    parse_options,
+)
 from attngeo.training.recipe import Recipe
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]*")
 SOLVER_KIND = "laplacian"
 _SHOWN = {"figures": FIGURES, "tables": TABLES}  # by the key that lists them
+_OPTIONAL_COLUMNS = ("attention", "options")
 _RESERVED = ("recipes", "embedded", "logs", "mlflow-artifacts")  # folders that are there already
 
 
@@ -220,6 +230,36 @@ class RunRow(_Strict):
     feeds: tuple[str, ...]
     # A kind or path/to/file.py:Class instead of the kind that the model's family names; or one a stage, by commas.
     attention: str = ""
+    # What this run does otherwise, by key=value: an option of the pyramid or of its attention layers, or, after
+    # `recipe.`, a key of the recipe.
+    options: dict[str, OptionValue] = {}
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _pairs(cls, value: Any) -> Any:
+        return parse_options(value) if isinstance(value, str) else value
+
+    @property
+    def options_text(self) -> str:
+        """The options in the one form that records and tables know a run's by; empty without options."""
+        return options_text(self.options)
+
+    @property
+    def recipe_options(self) -> dict[str, OptionValue]:
+        """Keys of the recipe that this run takes other values for."""
+        prefix = RECIPE_PREFIX
+        return {key.removeprefix(prefix): value for key, value in self.options.items() if key.startswith(prefix)}
+
+    @property
+    def attention_options(self) -> dict[str, OptionValue]:
+        """Options that go to the attention layers."""
+        others = PYRAMID_OPTIONS
+        return {k: v for k, v in self.options.items() if k not in others and not k.startswith(RECIPE_PREFIX)}
+
+    @property
+    def pyramid_options(self) -> dict[str, OptionValue]:
+        """Options that go to the pyramid itself."""
+        return {key: value for key, value in self.options.items() if key in PYRAMID_OPTIONS}
 
     @property
     def attention_kind(self) -> str:
@@ -263,6 +303,19 @@ class Preset(PresetFile):
             f"use one of: {', '.join(row.run_id for row in self.runs) or 'none yet: add a line'}",
         )
 
+    def recipe_of(self, row: RunRow) -> Recipe:
+        """What a run is trained by: its recipe's file and the run's own `recipe.` options; UserError naming the run."""
+        recipe = self.recipes[row.recipe]
+        if not row.recipe_options:
+            return recipe
+        changed: Recipe = _validate(
+            Recipe,
+            asdict(recipe) | row.recipe_options,
+            f"config/{self.name}/runs.tsv",
+            f", run {row.run_id!r}, options of the recipe",
+        )
+        return changed
+
     def with_processes(self, processes: int) -> "Preset":
         """The same preset with trainings of that many processes."""
         train = self.resources.train.model_copy(update={"processes": processes})
@@ -275,10 +328,10 @@ class Preset(PresetFile):
 
     @property
     def solver_runs(self) -> list[RunRow]:
-        """The trained models whose landmark matrices the solvers are compared on, possibly none."""
+        """The trained models whose landmark matrices the solvers are compared on; runs with options only if named."""
         if self.benchmarks.solver.runs:
             return [self.run(run_id) for run_id in self.benchmarks.solver.runs]
-        laplacian = [row for row in self.runs if row.attention_kind == SOLVER_KIND]
+        laplacian = [row for row in self.runs if row.attention_kind == SOLVER_KIND and not row.options]
         alike = ("model", "dataset", "recipe")
         return [row for row in laplacian if all(getattr(row, key) == getattr(laplacian[0], key) for key in alike)]
 
@@ -385,9 +438,10 @@ def _load_runs(root: Path, preset: str) -> tuple[RunRow, ...]:
     lines = [line for line in _read_text(path, name).splitlines() if line.strip() and not line.startswith("#")]
     rows: list[RunRow] = []
     for number, row in enumerate(csv.DictReader(lines, delimiter="\t"), start=1):
-        if None in row or None in row.values():
+        missing = [key for key, value in row.items() if value is None and key not in _OPTIONAL_COLUMNS]
+        if None in row or missing:
             raise UserError(f"{name}, run {number}: it has more or fewer columns than the header", "separate by tabs")
-        data: dict[str, Any] = {key: value for key, value in row.items() if value != "" or key == "run_id"}
+        data: dict[str, Any] = {key: value for key, value in row.items() if value or key == "run_id"}
         data["feeds"] = tuple(item.strip() for item in (row.get("feeds") or "").split(",") if item.strip())
         rows.append(_validate(RunRow, data, name, f", run {number}"))
     ids = [row.run_id for row in rows]
@@ -455,6 +509,7 @@ def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = Non
 def _check_runs(preset: Preset, file: str, sheet: str) -> None:
     """Every run names a model, a dataset, an attention kind and targets that there are."""
     targets = [*FIGURES, *TABLES]
+    options_of = cache(partial(_attention_options, root=preset.root))
     for row in preset.runs:
         where = f"{sheet}, run {row.run_id!r}"
         if row.model not in model_names():
@@ -482,15 +537,47 @@ def _check_runs(preset: Preset, file: str, sheet: str) -> None:
             raise UserError(f"{where}: {error.what}", error.remedy) from None
         for kind in kinds:
             check_attention_kind(kind, preset.root, where)
+        _check_options(row, kinds, options_of, where)
+        preset.recipe_of(row)
+
+
+def _check_options(
+    row: RunRow, kinds: Sequence[str], options_of: Callable[[str], tuple[list[str], bool]], where: str
+) -> None:
+    """Every option is one of the pyramid, of an attention kind of this run, or of the recipe, and of nothing else."""
+    for key in [*row.attention_options, *row.recipe_options]:
+        if key in RunRow.model_fields:
+            raise UserError(f"{where}: option {key!r} has a column of its own", f"write it into the column {key}")
+    known: list[str] = []
+    for kind in dict.fromkeys(kinds) if row.attention_options else ():
+        names, open_ended = options_of(kind)
+        if open_ended:
+            return
+        known += [name for name in names if name not in known]
+    for key in row.attention_options:
+        if key not in (*known, "landmarks"):
+            raise UserError(
+                f"{where}: attention {' or '.join(map(repr, dict.fromkeys(kinds)))} has no option {key!r}",
+                f"{_options([*known, 'landmarks', *PYRAMID_OPTIONS], key)}, or {RECIPE_PREFIX}KEY",
+            )
+
+
+def _attention_options(kind: str, root: Path) -> tuple[list[str], bool]:
+    """Options of an attention kind, read from its source; whether it takes any."""
+    place, _, name = ATTENTION_KINDS.get(kind, kind).rpartition(":")
+    file = root / place if place.endswith(".py") else module_file(place, root)
+    return constructor_options(file, name) if file else ([], True)
 
 
 def _check_solver_runs(preset: Preset, file: str) -> None:
     """The solvers are compared on runs of the sheet that invert Laplacian landmark matrices."""
-    known = [row.run_id for row in preset.runs if row.attention_kind == SOLVER_KIND]
+    laplacian = [row for row in preset.runs if row.attention_kind == SOLVER_KIND]
+    known = [row.run_id for row in laplacian if not row.options.get("separate_landmarks")]
     for name in preset.benchmarks.solver.runs:
         if name not in known:
             raise UserError(
-                f"{file}: key 'benchmarks.solver.runs': {name!r} is no run with {SOLVER_KIND} attention",
+                f"{file}: key 'benchmarks.solver.runs': {name!r} is no run with {SOLVER_KIND} attention and symmetric "
+                "landmark matrices",
                 _options(known, name),
             )
 

@@ -9,7 +9,14 @@ import torch
 
 from attngeo.errors import UserError
 from attngeo.evaluation.macs import count
-from attngeo.layers.registry import ATTENTION_KINDS, attention_class, build_attention, register_attention
+from attngeo.layers.registry import (
+    ATTENTION_KINDS,
+    attention_class,
+    attention_options,
+    build_attention,
+    register_attention,
+)
+from attngeo.run_options import constructor_options, module_file
 
 OWN_KIND = """
 from torch import nn
@@ -104,6 +111,62 @@ def test_an_unknown_option_lists_the_known_ones() -> None:
 def test_a_value_that_an_option_does_not_take_is_named(kind: str, option: str, value: str) -> None:
     with pytest.raises(UserError, match=f"{option} is '{value}'"):
         build_attention(kind, 8, 2, landmarks=(2, 2), **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("shared_query_key", "fasle", "true or false"),
+        ("iterations", 5.5, "a whole number"),
+        ("iterations", True, "a whole number"),
+        ("lambda_", "four", "a number"),
+    ],
+)
+def test_a_flag_or_number_that_is_none_is_named(option: str, value: object, words: str) -> None:
+    with pytest.raises(UserError, match=f"(?s){option} is .*{words}"):
+        build_attention("laplacian", 8, 2, landmarks=(2, 2), **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"attention": "softmax", "attention_options": {"landmarks": 3}}, "softmax has no landmarks"),
+        ({"fiber_rank": 3}, "feed_forward mlp has no fiber_rank"),
+    ],
+)
+def test_an_option_that_nothing_in_the_model_uses_is_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        timm.create_model("laplacianformer_nano", **options)
+    timm.create_model("laplacianformer_nano", attention_options={"landmarks": 3})
+    timm.create_model("laplacianformer_nano", feed_forward="fiber", fiber_rank=3)
+
+
+@pytest.mark.parametrize("kind", list(ATTENTION_KINDS))
+def test_options_read_from_the_source_are_those_of_the_live_class(kind: str) -> None:
+    module, _, name = ATTENTION_KINDS[kind].rpartition(":")
+    file = module_file(module, Path())
+    assert file is not None
+    names, open_ended = constructor_options(file, name)
+    assert set(names) == set(attention_options(kind))
+    assert not open_ended
+
+
+def test_options_of_an_own_class_are_read_through_its_bases(tmp_path: Path) -> None:
+    (tmp_path / "base.py").write_text(
+        "from torch import nn\n\nclass Base(nn.Module):\n    def __init__(self, dim, heads, *, depth=1): ...\n"
+    )
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from base import Base\nfrom attngeo.layers.laplacian import LaplacianAttention as L\n\n"
+        "class Mine(Base):\n    def __init__(self, dim, heads, *, width=1, **options): ...\n\n"
+        "class Wide(L):\n    def __init__(self, *args, width=1, **options): ...\n\n"
+        "class Shut(L):\n    def __init__(self, dim, heads, *, width=1): ...\n"
+    )
+    assert constructor_options(file, "Mine") == (["width", "depth"], False)
+    assert {"width", "lambda_", "iterations", "rotary"} <= set(constructor_options(file, "Wide")[0])
+    assert constructor_options(file, "Shut") == (["width"], False)
+    file.write_text("from elsewhere import Base\n\nclass Mine(Base):\n    pass\n")
+    assert constructor_options(file, "Mine") == ([], True)
 
 
 def test_a_class_that_does_not_say_its_kind_is_refused(own_file: Path) -> None:

@@ -1,7 +1,7 @@
 """Made-up results of a preset, for tests of figures, tables and the ledger; no number here was ever measured."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pandas as pd
 from attngeo.files import json_line, read_json, write_json
 from attngeo.paper import records
 from attngeo.paper.targets import FIGURES
+from attngeo.run_options import options_text, parse_options
 
 KINDS = {
     "softmax": "softmaxformer",
@@ -20,6 +21,14 @@ KINDS = {
     "riemannian": "fiberformer",
 }
 DEVICE = "invented device"
+SEPARATE = "shared_query_key=false; separate_landmarks=true"
+ALL_FIVE = f"iterations=5; {SEPARATE}; statistics=batch; scale_start=one; init=default"
+ABLATION = {
+    "": (80.0, 81.0, 79.0),
+    "iterations=5": (78.0, 78.9, 77.2),
+    "init=default; recipe.non_finite=record": (79.8, 81.2, 79.0),
+    ALL_FIVE: (70.0, 71.5, 68.0),
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,7 @@ class Run:
     dataset: str
     seed: int
     feeds: tuple[str, ...] = ("fig2", "fig3", "tab1")
+    options: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,6 +137,52 @@ def write_tuning(folder: Path, accuracies: Mapping[float, float], **options: Any
                 write_json(path, read_json(path) | {"accuracy": accuracy})
                 finals.append(path)
     return finals
+
+
+def write_ablation(
+    folder: Path,
+    accuracies: Mapping[str, Sequence[float]],
+    *,
+    kind: str = "laplacian",
+    dataset: str = "invented-a",
+    recipe: str = "invented-ablation",
+    residual: float | None = 0.005,
+    diverged: Iterable[int] = (),
+) -> list[Path]:
+    """final.json of runs by their options ("" is the reference), an accuracy a seed; `diverged` seeds ended in NaN."""
+    paths = []
+    for number, (options, values) in enumerate(accuracies.items()):
+        for seed, accuracy in enumerate(values):
+            run_id = f"{dataset}-{kind}-{recipe}-{options_text(parse_options(options)) or 'plain'}-s{seed}"
+            lost = bool(options) and seed in diverged
+            path = folder / "runs" / run_id.replace("; ", "-").replace("/", "") / "final.json"
+            write_json(
+                path,
+                {
+                    "run_id": path.parent.name,
+                    "model": f"{KINDS[kind]}_micro",
+                    "attention": kind,
+                    "dataset": dataset,
+                    "recipe": recipe,
+                    "options": options_text(parse_options(options)),
+                    "recipe_values": {"lr": 0.003},
+                    "seed": seed,
+                    "accuracy": accuracy,
+                    "loss": math.nan if lost else 0.5,
+                    "n_eval": 1000,
+                    "parameters": 340_000 + 1000 * number,
+                    "gmac": 0.011,
+                    "gmac_with_apart": 0.0115,
+                    "gmac_uncounted": [],
+                    "solver_residual_max": math.inf if lost else residual,
+                    "solver_converged": None if residual is None else not lost and residual <= 0.01,
+                    "skipped_steps": 7 if lost else 0,
+                    "device": DEVICE,
+                    "status": "DIVERGED" if lost else "FINISHED",
+                },
+            )
+            paths.append(path)
+    return paths
 
 
 def write_connection_walk(
@@ -441,6 +497,9 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
     variational, injectivity = write_variational(folder, nan=nan_run), write_injectivity(folder)
     timings, gpu = write_operator_timings(folder), write_gpu_timings(folder, devices=["Invented GPU"])
     solver = write_solver(folder)
+    ablation = write_ablation(folder, ABLATION)
+    ablation += write_ablation(folder, {"": (84.0, 84.5, 83.0)}, kind="softmax", residual=None)
+    lambdas = write_ablation(folder, {"lambda_=2": (78.0, 79.0, 77.5)})
     return {
         "fig2": runs,
         "fig3": runs,
@@ -453,5 +512,8 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
         "fig16": [variational],
         "edge": [write_edge(folder)],
         "tuning": write_tuning(folder, {1e-3: 70.0, 3e-3: 80.0, 1e-2: 75.0}),
+        "tab2": [*ablation, *lambdas],
+        "tab3": [path for path in ablation if "init" not in path.parent.name],
+        "tab4": ablation,
         "tab9": [*runs, *walks, variational, injectivity, timings, gpu, solver],
     }

@@ -138,7 +138,7 @@ def test_an_own_attention_file_must_exist(root: Path) -> None:
     sheet = root / "config/demo/runs.tsv"
     sheet.write_text(
         "run_id\tmodel\tdataset\trecipe\tseed\tfeeds\tattention\n"
-        "r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1,fig2,fig3\tmine.py:Mine\n"
+        "r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1,fig2,fig3,tab2,tab3,tab4\tmine.py:Mine\n"
     )
     with pytest.raises(UserError, match=r"mine\.py"):
         load_preset(root, "demo")
@@ -152,7 +152,7 @@ def test_an_own_attention_file_must_exist(root: Path) -> None:
 
 def test_a_run_may_name_a_kind_a_stage_and_its_code_is_that_of_all_of_them(root: Path) -> None:
     sheet = root / "config/demo/runs.tsv"
-    line = "r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1,fig2,fig3\t{}\n"
+    line = "r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1,fig2,fig3,tab2,tab3,tab4\t{}\n"
     head = "run_id\tmodel\tdataset\trecipe\tseed\tfeeds\tattention\n"
     for attention, words in (("softmax,cosine,softmax", "'cosine'"), ("softmax,gaussian", "2 kinds for 3 stages")):
         sheet.write_text(head + line.format(attention))

@@ -43,9 +43,9 @@ def test_every_pretrained_model_is_an_input_of_the_isometry_figure():
     assert FIGURES["fig10"].inputs(Preset("p", language_models=PRESET.language_models)) == expected[:1]
 
 
-def test_ledger_reads_every_analysis_and_every_run():
+def test_ledger_reads_every_analysis_and_every_run_of_table_1():
     inputs = TABLES["tab9"].inputs(PRESET)
-    assert {"runs/a/final.json", "runs/b/final.json", "runs/c/final.json"} < set(inputs)
+    assert [path for path in inputs if path.startswith("runs/")] == ["runs/a/final.json", "runs/b/final.json"]
     assert {"analyses/injectivity.json", "analyses/variational.json", "analyses/connection_walk/eye.json"} < set(inputs)
     assert {"benchmarks/operators.json", "benchmarks/gpu.json", "benchmarks/solver.json"} < set(inputs)
     assert PAGES["claims"].inputs(PRESET) == inputs

@@ -100,6 +100,21 @@ def test_an_epoch_of_non_finite_steps_stops_even_a_run_that_skips_them(tmp_path:
         train_tiny(tmp_path, model=model, recipe=tiny_recipe(non_finite="skip"))
 
 
+def test_a_run_that_only_records_its_divergence_ends_and_says_so(tmp_path: Path) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.head.bias.fill_(torch.inf)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    final = train_tiny(tmp_path, model=model, recipe=tiny_recipe(non_finite="record"))
+    assert (final["status"], final["skipped_steps"], final["steps"]) == ("DIVERGED", 21, 21)
+    assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    assert '"train_loss": "NaN"' in lines[0]
+    recovered = train_tiny(tmp_path / "other", model=BlowsUp(at=9), recipe=tiny_recipe(non_finite="record"))
+    assert (recovered["status"], recovered["skipped_steps"]) == ("FINISHED", 1)
+
+
 def test_a_loader_shorter_than_its_length_is_an_error(tmp_path: Path) -> None:
     class Short(MemoryBatches):
         def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -65,6 +65,19 @@ def test_own_language_model(finished_copy: ProjectCopy) -> None:
     assert Path(finished_copy.root / "paper_figures/fig10.pdf").stat().st_size > 0
 
 
+def test_own_ablation(finished_copy: ProjectCopy) -> None:
+    run_example(finished_copy, "own-ablation")
+    table = pd.read_csv(finished_copy.root / "paper_figures/tab2.csv")
+    ours = table[table["kind"] == "ours"].sort_values("lambda")
+    assert ours["lambda"].tolist() == [1.0, 1.0, 4.0]
+    assert set(ours["other options"].dropna()) == {"recipe.lr=0.001"}
+    assert ours["difference"].isna().tolist() == [False, False, True]
+    sheet = finished_copy.root / "config/my-ablation/runs.tsv"
+    sheet.write_text(sheet.read_text().replace("lambda_=1\n", "lambda_=2\n"))
+    planned = finished_copy.planned("--config preset=my-ablation")
+    assert [job.split("/runs/")[1].split("/")[0] for job in planned if job.startswith("train")] == ["narrow"]
+
+
 def test_own_attention_kind(finished_copy: ProjectCopy) -> None:
     run_example(finished_copy, "own-attention")
     curves = pd.read_csv(finished_copy.root / "results/my-attention/figures/fig2.csv")

@@ -171,6 +171,9 @@ def test_a_changed_recipe_retrains_its_runs(finished_copy: ProjectCopy) -> None:
         "fashion-softmax-s0",
         "fashion-gaussian-s0",
         "fashion-riemannian-s0",
+        "fashion-laplacian-lambda2-s0",
+        "fashion-laplacian-cg40-s0",
+        "fashion-laplacian-all5-s0",
     }
 
 

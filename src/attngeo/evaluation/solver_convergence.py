@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attngeo.layers.attention import pool_grid
 from attngeo.ops import laplacian_kernel, newton_schulz_inverse, spd_inverse
+from attngeo.ops.conjugate_gradient.naive import iterates
 from attngeo.ops.newton_schulz import Start
 from attngeo.training.seeding import generator
 
@@ -100,24 +101,6 @@ def analyze(kinds: Mapping[str, Sequence[Tensor]], *, iterations: int, eps: floa
     return rows
 
 
-def conjugate_gradient(P: Tensor, iterations: int) -> Iterator[Tensor]:
-    """The approximate inverse X [..., M, M] after each iteration, from X = 0, every column of I a system of its own.
-
-    A column whose residual has vanished stays as it is.
-    """
-    X = torch.zeros_like(P)
-    R = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device).expand_as(P).clone()
-    D = R.clone()
-    squares = R.square().sum(-2, keepdim=True)
-    for _ in range(iterations):
-        PD = P @ D
-        X = X + (step := _quotient(squares, (D * PD).sum(-2, keepdim=True))) * D
-        R = R - step * PD
-        before, squares = squares, R.square().sum(-2, keepdim=True)
-        D = R + _quotient(squares, before) * D
-        yield X
-
-
 def residual(P: Tensor, X: Tensor) -> Tensor:
     """||I - P X||_F of every matrix in float64, infinite where it is not finite."""
     identity = torch.eye(P.shape[-1], dtype=torch.float64)
@@ -133,7 +116,7 @@ def _runs(W: Tensor, iterations: int, eps: float) -> Iterator[tuple[str, int, Te
         for count in range(1, iterations + 1):
             X, _ = newton_schulz_inverse(W, count, eps, start=start)
             yield solver, _products_an_iteration(solver) * count, residual(exact, X)
-    for count, X in enumerate(conjugate_gradient(P, 2 * iterations), start=1):
+    for count, X in enumerate(iterates(P, 2 * iterations), start=1):
         yield CONJUGATE_GRADIENT, count, residual(exact, X)
     yield CHOLESKY, 0, residual(exact, spd_inverse(W, eps))
     yield PINV, 0, residual(exact, torch.linalg.pinv(P))
@@ -145,10 +128,6 @@ def _products_an_iteration(solver: str) -> int:
 
 def _shifted(W: Tensor, eps: float) -> Tensor:
     return W + eps * torch.eye(W.shape[-1], dtype=W.dtype)
-
-
-def _quotient(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(b > 0, a / torch.where(b > 0, b, torch.ones_like(b)), torch.zeros_like(a))
 
 
 def _span(tensors: Sequence[Tensor]) -> str:

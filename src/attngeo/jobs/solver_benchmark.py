@@ -3,7 +3,6 @@
 import time
 
 import safetensors.torch
-import timm
 from torch import Tensor
 
 from attngeo.config import Preset, RunRow
@@ -11,7 +10,7 @@ from attngeo.data.batches import open_batches
 from attngeo.evaluation import solver_convergence
 from attngeo.evaluation.solver_convergence import KAPPA, RANDOM, TRAINED
 from attngeo.jobs.analysis import keep
-from attngeo.models import registry  # noqa: F401  names the models to timm
+from attngeo.jobs.run_model import build_model
 
 
 def solver_benchmark(preset: Preset, code_digest: str) -> None:
@@ -54,19 +53,16 @@ def solver_benchmark(preset: Preset, code_digest: str) -> None:
 
 def _trained(preset: Preset, row: RunRow) -> list[Tensor]:
     """Landmark matrices of a finished run for the first validation images, one tensor a layer."""
-    recipe = preset.recipes[row.recipe]
     batches = open_batches(
         preset.results / "data" / row.dataset / "manifest.json",
         "val",
         batch_size=preset.benchmarks.solver.images,
         seed=row.seed,
-        image_size=recipe.image_size,
+        image_size=preset.recipe_of(row).image_size,
         augment=False,
         loader=preset.datasets[row.dataset].loader,
     )
-    model = timm.create_model(
-        row.model, num_classes=batches.num_classes, img_size=recipe.image_size, attention=row.attention or None
-    )
+    model = build_model(preset, row, batches.num_classes)
     model.load_state_dict(safetensors.torch.load_file(preset.results / "runs" / row.run_id / "weights.safetensors"))
     images, _ = next(iter(batches))
     return solver_convergence.trained_landmark_matrices(model, images)

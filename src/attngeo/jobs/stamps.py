@@ -72,7 +72,7 @@ def _run(preset: Preset, digest: CodeDigest, row: RunRow) -> dict[str, Any]:
         files=files,
         values={
             "run": row.model_dump(mode="json", exclude={"feeds"}),
-            "recipe": asdict(preset.recipes[row.recipe]),
+            "recipe": asdict(preset.recipe_of(row)),
             "loader": preset.datasets[row.dataset].loader,
             "device": preset.resources.train.device,
             "threads": preset.resources.train.threads,

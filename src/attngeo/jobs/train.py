@@ -3,13 +3,11 @@
 from dataclasses import asdict
 from typing import Any, Literal
 
-import timm
-
 from attngeo.config import Preset
 from attngeo.data.augmentation import Augmentation
 from attngeo.data.batches import Batches, open_batches
 from attngeo.evaluation.macs import count_macs
-from attngeo.models import registry  # noqa: F401  names the models to timm, and puts their code into this job's digest
+from attngeo.jobs.run_model import build_model, model_options
 from attngeo.tracking.mlflow_run import MlflowObserver
 from attngeo.tracking.provenance import provenance
 from attngeo.training.distributed import ALONE, Team
@@ -20,7 +18,7 @@ from attngeo.training.seeding import seed_everything
 def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int, team: Team = ALONE) -> dict[str, Any]:
     """Train a run of the sheet, resumed from its newest checkpoint if it was stopped; return what final.json holds."""
     row = preset.run(run_id)
-    recipe = preset.recipes[row.recipe]
+    recipe = preset.recipe_of(row)
     manifest = preset.results / "data" / row.dataset / "manifest.json"
     run_dir = preset.results / "runs" / run_id
     scratch = preset.results / ".scratch" / f"{run_id}-{code_digest}"
@@ -46,13 +44,7 @@ def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int, te
     validation = batches("val", recipe.eval_batch_size, augment=False, images_per_epoch=None)
 
     seed_everything(row.seed)
-    options = {
-        "num_classes": training.num_classes,
-        "img_size": recipe.image_size,
-        "attention": row.attention or None,
-        "drop_path_rate": recipe.drop_path,
-    }
-    model = timm.create_model(row.model, **options)
+    model = build_model(preset, row, training.num_classes)
     info = {
         "digest": code_digest,
         "run_id": run_id,
@@ -60,10 +52,11 @@ def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int, te
         "model": row.model,
         "attention": row.attention_kind,
         "attention_of_stages": model.attention_kinds(),
-        "model_options": options,
+        "model_options": model_options(preset, row, training.num_classes),
         "normalisation": {"mean": training.mean.tolist(), "std": training.std.tolist()},
         "dataset": row.dataset,
         "recipe": row.recipe,
+        "options": row.options_text,
         "seed": row.seed,
         **count_macs(model, recipe.image_size),
         "provenance": provenance(code_digest, root=preset.root),
@@ -77,6 +70,7 @@ def train_run(preset: Preset, run_id: str, code_digest: str, *, threads: int, te
             "attngeo.preset": preset.name,
             "attngeo.attention": row.attention_kind,
             "attngeo.dataset": row.dataset,
+            "attngeo.options": row.options_text,
             "attngeo.seed": str(row.seed),
             "attngeo.code_digest": code_digest,
             "attngeo.git_revision": info["provenance"]["git_revision"],

@@ -75,10 +75,12 @@ class Attention(nn.Module):
     """Base of the attention kinds: forward(x [B, N, C], grid) -> [B, N, C] with N = grid[0] * grid[1].
 
     `kind` is the name by which a run is labelled. `solver_residual` holds, after a forward, max ||I - P X||_F of the
-    kinds that invert a matrix, detached; None for the others.
+    kinds that invert a matrix, detached; None for the others. `uses_landmarks` tells whether the landmark grid that
+    every kind is given means anything to it.
     """
 
     kind: ClassVar[str]
+    uses_landmarks: ClassVar[bool] = False
     solver_residual: Tensor | None
 
     def __init__(self, dim: int, heads: int, *, landmarks: Grid = (7, 7), rotary: bool = True) -> None:

@@ -27,6 +27,7 @@ class GaussianAttention(LandmarkAttention):
     """
 
     kind: ClassVar[str] = "gaussian"
+    default_start: ClassVar[Start] = "identity"
 
     def __init__(
         self,
@@ -36,12 +37,9 @@ class GaussianAttention(LandmarkAttention):
         form: Form = "soft",
         normalization: Normalization = "none",
         local_convolution: bool = False,
-        start: Start = "identity",
         **options: Any,
     ) -> None:
-        super().__init__(
-            dim, heads, normalization=normalization, local_convolution=local_convolution, start=start, **options
-        )
+        super().__init__(dim, heads, normalization=normalization, local_convolution=local_convolution, **options)
         require_one_of("form", form, FORMS)
         if form == "soft++" and self.separate_landmarks:
             raise UserError("form soft++ needs a symmetric landmark matrix", "set separate_landmarks to false")

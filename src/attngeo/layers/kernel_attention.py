@@ -5,6 +5,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from attngeo.errors import UserError
 from attngeo.layers.attention import Attention, Grid, full_precision, init_linear, require_one_of
 from attngeo.layers.local_convolution import LocalConvolution
 from attngeo.ops.nystrom import NORMALIZATIONS, Normalization
@@ -13,6 +14,7 @@ from attngeo.ops.precision import product
 ScaleStart = Literal["1/N", "one"]
 
 SCALE_STARTS = get_args(ScaleStart)
+EPS_RELATIVE, EPS_ABSOLUTE = 1e-3, 1e-12
 
 
 class KernelAttention(Attention):
@@ -34,8 +36,8 @@ class KernelAttention(Attention):
         rotary: bool = True,
         shared_query_key: bool = True,
         normalization: Normalization = "injective",
-        eps_relative: float = 1e-3,
-        eps_absolute: float = 1e-12,
+        eps_relative: float = EPS_RELATIVE,
+        eps_absolute: float = EPS_ABSOLUTE,
         scale_start: ScaleStart = "1/N",
         learn_scale: bool = True,
         local_convolution: bool = True,
@@ -44,6 +46,16 @@ class KernelAttention(Attention):
         super().__init__(dim, heads, landmarks=landmarks, rotary=rotary)
         require_one_of("normalization", normalization, NORMALIZATIONS)
         require_one_of("scale_start", scale_start, SCALE_STARTS)
+        if normalization != "injective" and (eps_relative, eps_absolute) != (EPS_RELATIVE, EPS_ABSOLUTE):
+            raise UserError(
+                f"normalization {normalization!r} whitens nothing that eps_relative or eps_absolute would count for",
+                'choose normalization "injective", or leave them out',
+            )
+        if not normalization.startswith("injective") and (scale_start != "1/N" or not learn_scale):
+            raise UserError(
+                f"normalization {normalization!r} has no scale that scale_start or learn_scale would count for",
+                'choose normalization "injective" or "injective_row", or leave them out',
+            )
         self.normalization: Normalization = normalization
         self.eps_relative = eps_relative
         self.eps_absolute = eps_absolute

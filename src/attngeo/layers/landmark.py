@@ -1,6 +1,6 @@
 """Kernel attention through landmarks: Nystrom form, matrix solver."""
 
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -9,17 +9,20 @@ from attngeo.layers.attention import Grid, TokenMacs, Tokens, autocast_off, full
 from attngeo.layers.kernel_attention import KernelAttention
 from attngeo.layers.landmark_convolution import LandmarkConvolution
 from attngeo.layers.nystrom_factors import STATISTICS, Factors, Statistics, factorize
-from attngeo.ops import newton_schulz_inverse, nystrom_attention, spd_inverse
+from attngeo.ops import conjugate_gradient_inverse, newton_schulz_inverse, nystrom_attention, spd_inverse
+from attngeo.ops.conjugate_gradient.macs import conjugate_gradient_macs
 from attngeo.ops.newton_schulz import Backward, Start, inverse_residual
 from attngeo.ops.newton_schulz.macs import newton_schulz_macs, spd_macs
 from attngeo.ops.nystrom.macs import landmark_macs, product_macs
 from attngeo.ops.pairwise import kernel_macs
 
-Solver = Literal["newton_schulz", "cholesky"]
+Solver = Literal["newton_schulz", "conjugate_gradient", "cholesky"]
 LandmarkMap = Literal["pool", "convolution"]
 
 SOLVERS = get_args(Solver)
 LANDMARK_MAPS = get_args(LandmarkMap)
+# 40 matrix products each.
+DEFAULT_ITERATIONS: dict[Solver, int] = {"newton_schulz": 20, "conjugate_gradient": 40}
 
 
 class LandmarkAttention(KernelAttention):
@@ -31,10 +34,17 @@ class LandmarkAttention(KernelAttention):
     `separate_landmarks` queries and keys have their own and Z ~ kernel(q, l_k) W^+ kernel(l_q, k), W = kernel(l_q, l_k)
     not symmetric. Solver and kernel run in float32 under autocast.
 
+    `iterations` and `backward` are those of the iterated solvers (20 of "newton_schulz", 40 of "conjugate_gradient",
+    which take as many matrix products; "implicit"), `start` is Newton-Schulz's ("paper"); given to a solver that has
+    no such thing, they are refused.
+
     `statistics` "batch" takes mean and variance of the injective form over the images of a batch, in evaluation those
     of the batch at hand: a sample's output then depends on its batch mates. It exists only for the ablation of a
     replication that failed.
     """
+
+    uses_landmarks: ClassVar[bool] = True
+    default_start: ClassVar[Start] = "paper"
 
     def __init__(
         self,
@@ -46,19 +56,24 @@ class LandmarkAttention(KernelAttention):
         separate_landmarks: bool = False,
         statistics: Statistics = "image",
         solver: Solver = "newton_schulz",
-        iterations: int = 20,
+        iterations: int | None = None,
         solver_eps: float = 0.01,
-        start: Start = "paper",
-        backward: Backward = "implicit",
+        start: Start | None = None,
+        backward: Backward | None = None,
         **options: Any,
     ) -> None:
         super().__init__(dim, heads, **options)
         require_one_of("solver", solver, SOLVERS)
         require_one_of("landmark_map", landmark_map, LANDMARK_MAPS)
         require_one_of("statistics", statistics, STATISTICS)
+        _refuse_unless_solver_has("iterations", iterations, solver, tuple(DEFAULT_ITERATIONS))
+        _refuse_unless_solver_has("backward", backward, solver, tuple(DEFAULT_ITERATIONS))
+        _refuse_unless_solver_has("start", start, solver, ("newton_schulz",))
+        if landmark_map == "pool" and tuple(landmark_stride) != (1, 1):
+            raise UserError("pooled landmarks have no landmark_stride", 'choose landmark_map "convolution"')
         if separate_landmarks and self.key is None:
             raise UserError("separate_landmarks needs queries and keys of their own", "set shared_query_key to false")
-        if separate_landmarks and (solver != "newton_schulz" or start == "identity"):
+        if separate_landmarks and (solver != "newton_schulz" or (start or self.default_start) == "identity"):
             raise UserError(
                 "with separate_landmarks the matrix to invert is not symmetric",
                 'choose solver "newton_schulz" with start "paper"',
@@ -71,10 +86,14 @@ class LandmarkAttention(KernelAttention):
         self.separate_landmarks = separate_landmarks
         self.statistics: Statistics = statistics
         self.solver: Solver = solver
-        self.iterations = iterations
+        self.iterations = DEFAULT_ITERATIONS.get(solver, 0) if iterations is None else iterations
         self.solver_eps = solver_eps
-        self.start = start
-        self.backward_mode = backward
+        self.start: Start = self.default_start if start is None else start
+        self.backward_mode: Backward = "implicit" if backward is None else backward
+        require_one_of("start", self.start, get_args(Start))
+        require_one_of("backward", self.backward_mode, get_args(Backward))
+        if self.iterations < 0:
+            raise UserError(f"attention option iterations is {iterations}", "give 0 or more")
         self.landmark_convolution = (
             LandmarkConvolution(self.head_dim, (landmark_stride[0], landmark_stride[1]))
             if landmark_map == "convolution"
@@ -130,13 +149,12 @@ class LandmarkAttention(KernelAttention):
         kernel_kept = self.key is not None or self.normalization == "injective"
         # A second set of rows for separate keys, a second pass over the same where the kernel is not kept.
         rows = tokens if self.key is None and kernel_kept else 2 * tokens
-        solver = newton_schulz_macs(marks, self.iterations) if self.solver == "newton_schulz" else spd_macs(marks)
         return TokenMacs(
             products=self.heads * product_macs(tokens, marks, self.head_dim),
             nystrom=self.heads
             * landmark_macs(tokens, marks, self.head_dim, self.normalization, kernel_kept=kernel_kept),
             distance=self.heads * kernel_macs(rows + marks, marks, self.head_dim),
-            solver=self.heads * solver,
+            solver=self.heads * self._solver_macs(marks),
         )
 
     def _factors(self, query: Tensor, key: Tensor | None, grid: Grid) -> Factors:
@@ -179,8 +197,25 @@ class LandmarkAttention(KernelAttention):
                 backward=self.backward_mode,
                 backend=self.backend,
             )
+        elif self.solver == "conjugate_gradient":
+            inverse, residual = conjugate_gradient_inverse(
+                W, self.iterations, self.solver_eps, backward=self.backward_mode
+            )
         else:
             inverse = spd_inverse(W, self.solver_eps, backend=self.backend)
             residual = inverse_residual(W, inverse, self.solver_eps)
         self.solver_residual = residual.detach().amax() if residual.numel() else None
         return self.rescaled_inverse(W, inverse)
+
+    def _solver_macs(self, marks: int) -> int:
+        if self.solver == "newton_schulz":
+            return newton_schulz_macs(marks, self.iterations)
+        if self.solver == "conjugate_gradient":
+            return conjugate_gradient_macs(marks, self.iterations)
+        return spd_macs(marks)
+
+
+def _refuse_unless_solver_has(option: str, value: object, solver: Solver, solvers: tuple[Solver, ...]) -> None:
+    """UserError where an option is given that the chosen solver would ignore."""
+    if value is not None and solver not in solvers:
+        raise UserError(f"solver {solver!r} has no {option}", f"leave {option} out, or choose {' or '.join(solvers)}")

@@ -5,10 +5,10 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType, UnionType
+from typing import Any, get_args
 
 from attngeo.errors import UserError
 
@@ -66,6 +66,11 @@ def attention_options(kind: str) -> tuple[str, ...]:
     return tuple(_constructor_options(attention_class(kind))[0])
 
 
+def uses_landmarks(kind: str) -> bool:
+    """Whether a landmark grid means anything to a kind; a class that does not say so is taken at its signature."""
+    return bool(getattr(attention_class(kind), "uses_landmarks", True))
+
+
 def accepts_option(kind: str, option: str) -> bool:
     """Whether a kind's constructor takes an option of that name."""
     options, open_ended = _constructor_options(attention_class(kind))
@@ -88,6 +93,7 @@ def build_attention(kind: str, dim: int, heads: int, *, landmarks: tuple[int, in
     """Construct one attention layer of a kind; UserError names an option that the kind does not have."""
     cls = attention_class(kind)
     refuse_unknown_options((kind,), options)
+    _refuse_ill_typed_options(cls, options)
     layer = cls(dim, heads, landmarks=landmarks, **options)
     if not isinstance(getattr(layer, "kind", None), str):
         raise UserError(
@@ -97,23 +103,37 @@ def build_attention(kind: str, dim: int, heads: int, *, landmarks: tuple[int, in
     return layer
 
 
-def _constructor_options(cls: type) -> tuple[list[str], bool]:
-    """Keyword options of a constructor and of those that it hands `**options` on to; whether any name is taken."""
-    names: list[str] = []
+def _refuse_ill_typed_options(cls: type, options: Mapping[str, Any]) -> None:
+    """UserError where an option that is a flag or a number is given something else: "fasle" would count as true."""
+    annotations = _constructor_options(cls)[0]
+    for name, value in options.items():
+        annotation = annotations.get(name)
+        wanted = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+        plain = [kind for kind in wanted if kind in (bool, int, float)]
+        accepted = (*plain, int) if float in plain else tuple(plain)
+        fits = isinstance(value, accepted) and (bool in plain or not isinstance(value, bool))
+        if plain and not fits and not (value is None and NoneType in wanted):
+            words = {bool: "true or false", int: "a whole number", float: "a number"}
+            raise UserError(f"attention option {name} is {value!r}", f"give {words[plain[0]]}")
+
+
+def _constructor_options(cls: type) -> tuple[dict[str, Any], bool]:
+    """Options, with types, of a constructor and of those it hands `**options` on to; whether any name is taken."""
+    options: dict[str, Any] = {}
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue
         parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
         handed_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-        names += [
-            parameter.name
+        options |= {
+            parameter.name: parameter.annotation
             for parameter in parameters
             if parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            and parameter.name not in (*_CONSTRUCTOR_ARGUMENTS, *names)
-        ]
+            and parameter.name not in (*_CONSTRUCTOR_ARGUMENTS, *options)
+        }
         if not handed_on:
-            return names, False
-    return names, True
+            return options, False
+    return options, True
 
 
 def _is_target(text: str) -> bool:

@@ -42,6 +42,7 @@ class SpatialReductionAttention(Attention):
     """
 
     kind: ClassVar[str] = "softmax_sr"
+    uses_landmarks: ClassVar[bool] = True
 
     def __init__(self, dim: int, heads: int, *, landmarks: Grid = (7, 7), rotary: bool = True) -> None:
         super().__init__(dim, heads, landmarks=landmarks, rotary=rotary)

@@ -15,6 +15,9 @@ FAMILIES: dict[str, str] = {
 
 SIZES: tuple[str, ...] = tuple(PYRAMID_SIZES)
 
+# What a run sheet may ask of the pyramid itself, beside the options of its attention layers.
+PYRAMID_OPTIONS = ("init", "feed_forward", "fiber_rank")
+
 
 def model_names() -> list[str]:
     """All registered model names, family by family, small to large."""

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from attngeo.errors import UserError
 from attngeo.layers.attention import Grid, init_linear
 from attngeo.layers.fiber_feed_forward import FiberFeedForward
-from attngeo.layers.registry import accepts_option, build_attention, refuse_unknown_options
+from attngeo.layers.registry import accepts_option, build_attention, refuse_unknown_options, uses_landmarks
 from attngeo.layers.registry import attention_options as attention_options_of
 from attngeo.layers.token_metric import TokenMetric
 from attngeo.models.names import stage_kinds
@@ -20,6 +20,8 @@ from attngeo.models.sizes import PyramidSize
 
 FeedForward = Literal["mlp", "fiber"]
 Init = Literal["trunc_normal", "default"]
+
+FIBER_RANK = 2
 
 
 class PatchEmbed(nn.Module):
@@ -108,7 +110,7 @@ class Pyramid(nn.Module):
         global_pool: str = "avg",
         attention_options: Mapping[str, Any] | None = None,
         feed_forward: FeedForward = "mlp",
-        fiber_rank: int = 2,
+        fiber_rank: int = FIBER_RANK,
         init: Init = "trunc_normal",
         drop_path_rate: float = 0.0,
     ) -> None:
@@ -139,6 +141,10 @@ class Pyramid(nn.Module):
         landmarks = options.pop("landmarks", size.landmarks)
         landmarks = (landmarks, landmarks) if isinstance(landmarks, int) else (int(landmarks[0]), int(landmarks[1]))
         refuse_unknown_options(kinds, options)
+        if "landmarks" in (attention_options or {}) and not any(map(uses_landmarks, kinds)):
+            raise UserError(f"attention {' or '.join(dict.fromkeys(kinds))} has no landmarks", "leave landmarks out")
+        if feed_forward == "mlp" and fiber_rank != FIBER_RANK:
+            raise UserError("feed_forward mlp has no fiber_rank", 'choose feed_forward "fiber", or leave it out')
 
         drop_path_rates = calculate_drop_path_rates(drop_path_rate, list(size.depths), stagewise=True)
         stages = []
@@ -147,10 +153,9 @@ class Pyramid(nn.Module):
             kernel, stride = size.patch_kernels[index], size.patch_strides[index]
             grid = _strided(grid[0], kernel, stride), _strided(grid[1], kernel, stride)
             own = {name: value for name, value in options.items() if accepts_option(kind, name)}
-            defaults = {
-                "shared_query_key": size.shared_query_key,
-                "landmark_stride": (max(1, grid[0] // landmarks[0]), max(1, grid[1] // landmarks[1])),
-            }
+            defaults: dict[str, Any] = {"shared_query_key": size.shared_query_key}
+            if own.get("landmark_map") == "convolution":
+                defaults["landmark_stride"] = (max(1, grid[0] // landmarks[0]), max(1, grid[1] // landmarks[1]))
             own = {name: value for name, value in defaults.items() if name in attention_options_of(kind)} | own
             # One projection for queries and keys saves C^2 weights, as many as C / 2 hidden units of the MLP have.
             compensated = size.shared_query_key and own.get("shared_query_key", False)

@@ -28,6 +28,7 @@ COMPILED_OPERATORS = (
 )
 # Operators without kernels of their own, and what they are made of.
 _MADE_OF_OTHERS = {
+    "conjugate_gradient_inverse": "made of torch's matrix products",
     "nystrom_attention": "made of a kernel, an inverse and torch's matrix products",
     "low_rank_metric": "made of torch's matrix products and Cholesky roots",
 }

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 from attngeo.files import write_aside
 from attngeo.paper import records
 from attngeo.paper.decisions import DECISIONS, Finding, Lacking, Number, Outcome, optional_rows
-from attngeo.paper.results import read_finals, rows_of, size_of
+from attngeo.paper.results import model_options_of, read_finals, rows_of, size_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -243,9 +243,10 @@ def _run_records(finals: "pd.DataFrame") -> "pd.DataFrame":
     import pandas as pd
 
     rows = []
-    for final in rows_of(finals):
+    plain = finals[finals["options"].map(model_options_of) == ""]  # another model is evidence for no kind
+    for final in rows_of(plain):
         labels = {name: final[name] for name in ("run_id", "model", "attention", "dataset", "recipe", "seed")}
         labels["size"] = size_of(str(final["model"]))
         for metric, key, n in (("top1", "accuracy", final["n_eval"]), ("parameters", "parameters", 1)):
             rows.append({"metric": metric, "value": float(final[key]), "n": n, "origin": "ours", **labels})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=None if rows else ["metric", "value", "n"])

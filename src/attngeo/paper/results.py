@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attngeo.errors import UserError
 from attngeo.files import decode_non_finite, read_json
+from attngeo.run_options import RECIPE_PREFIX, options_text, parse_options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +60,7 @@ def read_finals(paths: Iterable[Path]) -> "pd.DataFrame":
     """The final.json of every run among `paths`, a row a run, sorted by data set, recipe, attention, seed and run.
 
     Entries that are themselves tables (loader, ran) stay in the frame as dictionaries. A model with layers that could
-    not be counted has no cost: gmac and gmac_with_apart are NaN.
+    not be counted has no cost: gmac and gmac_with_apart are NaN. A run without options of its own has "" for them.
     """
     import pandas as pd
 
@@ -69,8 +70,8 @@ def read_finals(paths: Iterable[Path]) -> "pd.DataFrame":
         _require(path, final, _FINAL_REQUIRED)
         if final["gmac_uncounted"]:
             final |= {"gmac": math.nan, "gmac_with_apart": math.nan}
-        rows.append(final)
-    frame = pd.DataFrame(rows, columns=None if rows else list(_FINAL_REQUIRED))
+        rows.append({"options": "", **final})
+    frame = pd.DataFrame(rows, columns=None if rows else ["options", *_FINAL_REQUIRED])
     return frame.sort_values(["dataset", "recipe", "attention", "seed", "run_id"], kind="stable", ignore_index=True)
 
 
@@ -78,19 +79,33 @@ def read_seeds(paths: Iterable[Path], target: str) -> "pd.DataFrame":
     """`read_finals` of the runs that a target averages over seeds.
 
     UserError where there are none, or where two runs of one `GROUP` share a seed: they must differ in something that
-    the run sheet does not name, and their mean would be of two experiments.
+    the run sheet does not name, and their mean would be of two experiments. A run whose model has options of its own
+    is a kind of its own here: they stand beside its attention's name.
     """
     paths = list(paths)
     require_inputs(paths, target, "run")
     finals = read_finals(paths)
-    twins = finals[finals.duplicated([*GROUP, "seed"], keep=False)]
+    own = finals["options"].map(model_options_of)
+    finals["attention"] = finals["attention"].where(own == "", finals["attention"] + " (" + own + ")")
+    refuse_twins(finals, [*GROUP, "seed"], target)
+    return finals
+
+
+def model_options_of(options: str) -> str:
+    """A run's options as text, without those that change its recipe alone: a kind keeps its name at its own rate."""
+    kept = {key: value for key, value in parse_options(options).items() if not key.startswith(RECIPE_PREFIX)}
+    return options_text(kept)
+
+
+def refuse_twins(finals: "pd.DataFrame", by: Sequence[str], target: str) -> None:
+    """UserError names runs that agree in all that tells the runs of a target apart."""
+    twins = finals[finals.duplicated(list(by), keep=False)]
     if len(twins):
-        first = twins[(twins[[*GROUP, "seed"]] == twins.iloc[0][[*GROUP, "seed"]]).all(axis=1)]
+        first = twins[(twins[list(by)] == twins.iloc[0][list(by)]).all(axis=1)]
         raise UserError(
             f"{target}: runs {listed(first['run_id'])} share data set, recipe, model, attention and seed",
             f"let only one of them feed {target}",
         )
-    return finals
 
 
 def panel_names(finals: "pd.DataFrame") -> dict[tuple[str, str], str]:

@@ -45,7 +45,8 @@ class Recipe:
     max_eval_images: int | None = None  # evenly spaced over the validation set; None: all
     mixup: float = 0.0  # alpha of the Beta distribution of mixing weights; 0: off
     cutmix: float = 0.0  # alpha of the Beta distribution of kept areas; 0: off
-    non_finite: Literal["stop", "skip"] = "stop"  # a NaN or infinite loss or gradient: stop, or leave that step out
+    # A NaN or infinite loss or gradient: stop, or leave that step out; "record" also outlives an epoch of such steps.
+    non_finite: Literal["stop", "skip", "record"] = "stop"
 
     def __post_init__(self) -> None:
         """Refuse values without meaning; UserError names the key."""
@@ -68,7 +69,8 @@ class Recipe:
         for key in ("rand_augment", "color_jitter", "random_erasing"):
             law = "off where augment is false"
             _require(key, getattr(self, key), lambda value: self.augment or not value, law)
-        _require("non_finite", self.non_finite, lambda value: value in ("stop", "skip"), "stop or skip")
+        policies = ("stop", "skip", "record")
+        _require("non_finite", self.non_finite, lambda value: value in policies, f"one of {', '.join(policies)}")
 
 
 def read_recipe(path: str | Path) -> Recipe:

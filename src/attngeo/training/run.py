@@ -184,7 +184,7 @@ class Run:
             raise ValueError(
                 f"the loader ended epoch {self.epoch} at step {progress.step}: fewer batches than its length"
             )
-        if progress.epoch_images == 0:
+        if progress.epoch_images == 0 and self.recipe.non_finite != "record":
             raise UserError(f"all steps of epoch {self.epoch + 1} were non-finite", "lower lr in the recipe")
 
     def evaluate_epoch(self) -> None:
@@ -199,8 +199,8 @@ class Run:
             "epoch": self.epoch + 1,
             "step": progress.step,
             "images_seen": progress.images_seen,
-            "train_loss": progress.epoch_loss / progress.epoch_images,
-            "train_top1": 100.0 * progress.epoch_correct / progress.epoch_images,
+            "train_loss": progress.epoch_loss / progress.epoch_images if progress.epoch_images else math.nan,
+            "train_top1": 100.0 * progress.epoch_correct / progress.epoch_images if progress.epoch_images else math.nan,
             "val_loss": score.loss,
             "val_top1": score.accuracy,
             "lr": self.optimizer.param_groups[0]["lr"],
@@ -239,7 +239,7 @@ class Run:
             residual = worse(residual, line["solver_residual_max"])
         final = {
             **self.info,
-            "status": "FINISHED",
+            "status": "FINISHED" if math.isfinite(last["train_loss"] + last["val_loss"]) else "DIVERGED",
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "accuracy": last["val_top1"],
             "accuracy_raw": raw.accuracy,
@@ -330,7 +330,7 @@ class Run:
         """
         if self.scaler.is_enabled() and math.isfinite(loss) and self.scaler.get_scale() > 1:
             self.progress.overflowed_steps += 1
-        elif self.recipe.non_finite == "skip":
+        elif self.recipe.non_finite in ("skip", "record"):
             self.progress.skipped_steps += 1
         else:
             what = f"loss {loss} and gradient norm {norm} at step {self.progress.step} (epoch {self.epoch + 1})"

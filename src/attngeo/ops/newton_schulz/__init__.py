@@ -14,8 +14,8 @@ Start = Literal["paper", "identity", "printed"]
 Backward = Literal["implicit", "loop"]
 
 
-class NewtonSchulzInverse(NamedTuple):
-    """What the iteration reached, and the residual ||I - P X||_F of every matrix, without gradient."""
+class IteratedInverse(NamedTuple):
+    """What an iteration reached, and the residual ||I - P X||_F of every matrix, without gradient."""
 
     inverse: Tensor
     residual: Tensor
@@ -34,7 +34,7 @@ def newton_schulz_inverse(
     start: Start = "paper",
     backward: Backward = "implicit",
     backend: str = "auto",
-) -> NewtonSchulzInverse:
+) -> IteratedInverse:
     """Inverse of P = W + eps I by X <- X (2I - P X), and its residual: [B,H,M,M] -> [B,H,M,M], [B,H].
 
     The residual ||I - P X||_F tells for each matrix how far the iteration got, and `converged` of the result whether
@@ -58,7 +58,7 @@ def newton_schulz_inverse(
     else:
         with without_autocast(W):
             inverse, residual = naive.newton_schulz_inverse(wide, iterations, eps, start, backward)
-    return NewtonSchulzInverse(inverse.to(result_dtype(W)), residual)
+    return IteratedInverse(inverse.to(result_dtype(W)), residual)
 
 
 def spd_inverse(W: Tensor, eps: float = 0.01, *, backend: str = "auto") -> Tensor:
@@ -90,4 +90,4 @@ def _check(W: Tensor) -> None:
         raise ValueError(f"expected square matrices [..., M, M], not {tuple(W.shape)}")
 
 
-__all__ = ["CONVERGED_RESIDUAL", "NewtonSchulzInverse", "inverse_residual", "newton_schulz_inverse", "spd_inverse"]
+__all__ = ["CONVERGED_RESIDUAL", "IteratedInverse", "inverse_residual", "newton_schulz_inverse", "spd_inverse"]

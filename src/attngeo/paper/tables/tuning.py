@@ -37,7 +37,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     rates["images"] = finals.groupby(case)["n_eval"].min().to_numpy()
     tried = rates.groupby(EXPERIMENT)["rate"]
     # Rates ascend, so that of equals the lower one is chosen; one that diverged (NaN) never is.
-    best = [int(group.idxmax()) for _, group in rates.dropna(subset="mean").groupby(EXPERIMENT)["mean"]]
+    best = [group.idxmax() for _, group in rates.dropna(subset="mean").groupby(EXPERIMENT)["mean"]]
     chosen = pd.Series("", index=rates.index)
     chosen[best] = "yes"
     at_the_end = (rates["rate"] == tried.transform("min")) | (rates["rate"] == tried.transform("max"))
