@@ -123,34 +123,33 @@ void for_rows(const PairwiseSizes& sizes, int64_t rows_at_once, int64_t scratch_
   });
 }
 
+#ifdef ATTNGEO_WITH_CUDA
+#define ATTNGEO_CUDA_LAUNCHERS(suffix)                                                                   \
+  static constexpr auto forward = attngeo_pairwise_forward_##suffix;                                     \
+  static constexpr auto backward_workspace = attngeo_pairwise_backward_workspace_##suffix;               \
+  static constexpr auto backward = attngeo_pairwise_backward_##suffix;                                   \
+  static constexpr auto matmul_forward = attngeo_pairwise_matmul_forward_##suffix;                       \
+  static constexpr auto matmul_backward_workspace = attngeo_pairwise_matmul_backward_workspace_##suffix; \
+  static constexpr auto matmul_backward = attngeo_pairwise_matmul_backward_##suffix;
+#else
+#define ATTNGEO_CUDA_LAUNCHERS(suffix)
+#endif
+
 template <typename T>
 struct Pairwise;
 
 template <>
 struct Pairwise<float> {
   static const PairwiseFunctions<float>& cpu(PairwiseKind kind) { return pairwise_kernel().f32[kind]; }
-#ifdef ATTNGEO_WITH_CUDA
-  static constexpr auto forward = attngeo_pairwise_forward_f32;
-  static constexpr auto backward_workspace = attngeo_pairwise_backward_workspace_f32;
-  static constexpr auto backward = attngeo_pairwise_backward_f32;
-  static constexpr auto matmul_forward = attngeo_pairwise_matmul_forward_f32;
-  static constexpr auto matmul_backward_workspace = attngeo_pairwise_matmul_backward_workspace_f32;
-  static constexpr auto matmul_backward = attngeo_pairwise_matmul_backward_f32;
-#endif
+  ATTNGEO_CUDA_LAUNCHERS(f32)
 };
 
 template <>
 struct Pairwise<double> {
   static const PairwiseFunctions<double>& cpu(PairwiseKind kind) { return pairwise_kernel().f64[kind]; }
-#ifdef ATTNGEO_WITH_CUDA
-  static constexpr auto forward = attngeo_pairwise_forward_f64;
-  static constexpr auto backward_workspace = attngeo_pairwise_backward_workspace_f64;
-  static constexpr auto backward = attngeo_pairwise_backward_f64;
-  static constexpr auto matmul_forward = attngeo_pairwise_matmul_forward_f64;
-  static constexpr auto matmul_backward_workspace = attngeo_pairwise_matmul_backward_workspace_f64;
-  static constexpr auto matmul_backward = attngeo_pairwise_matmul_backward_f64;
-#endif
+  ATTNGEO_CUDA_LAUNCHERS(f64)
 };
+#undef ATTNGEO_CUDA_LAUNCHERS
 
 // Memory for a kernel. The C library maps blocks above 32 MiB anew for each allocation; without huge pages the page
 // faults then take longer than the kernel itself.

@@ -132,10 +132,10 @@ MUTANTS = [
         (
             (
                 PAIRS,
-                "        if (j < first_stored) grad_k[0] = -q_factor * sums[j].x;\n"
-                "        if (j < second_stored) grad_k[1] = -q_factor * sums[j].y;\n",
-                "        if (j < first_stored) grad_k[0] += -q_factor * sums[j].x;\n"
-                "        if (j < second_stored) grad_k[1] += -q_factor * sums[j].y;\n",
+                "          if (j < first_stored) grad_k[0] = -q_factor * sums[j].x;\n"
+                "          if (j < second_stored) grad_k[1] = -q_factor * sums[j].y;\n",
+                "          if (j < first_stored) grad_k[0] += -q_factor * sums[j].x;\n"
+                "          if (j < second_stored) grad_k[1] += -q_factor * sums[j].y;\n",
             ),
             (PAIRS_CU, "  a.grad_k_part = sizes.slices * a.k_slice;\n", "  a.grad_k_part = 0;\n"),
             (
@@ -159,10 +159,10 @@ MUTANTS = [
         (
             (
                 PAIRS,
-                "        if (j < first_stored) grad_k[0] = -q_factor * sums[j].x;\n"
-                "        if (j < second_stored) grad_k[1] = -q_factor * sums[j].y;\n",
-                "        if (j < first_stored) atomicAdd(grad_k, -q_factor * sums[j].x);\n"
-                "        if (j < second_stored) atomicAdd(grad_k + 1, -q_factor * sums[j].y);\n",
+                "          if (j < first_stored) grad_k[0] = -q_factor * sums[j].x;\n"
+                "          if (j < second_stored) grad_k[1] = -q_factor * sums[j].y;\n",
+                "          if (j < first_stored) atomicAdd(grad_k, -q_factor * sums[j].x);\n"
+                "          if (j < second_stored) atomicAdd(grad_k + 1, -q_factor * sums[j].y);\n",
             ),
             (PAIRS_CU, "  a.grad_k_part = sizes.slices * a.k_slice;\n", "  a.grad_k_part = 0;\n"),
             (
@@ -234,6 +234,39 @@ MUTANTS = [
         "pairwise",
         only("forward laplacian float32 ordinary slices 1 rows 13"),
         {"address": r"runtime error: .*misaligned address"},
+    ),
+    Mutant(
+        "backward: pairs where rows are not aligned",
+        (
+            (
+                PAIRS,
+                "return width % 2 == 0 && reinterpret_cast<uintptr_t>(matrix) % sizeof(Pair<T>) == 0;",
+                "return width % 2 == 0;",
+            ),
+        ),
+        "pairwise",
+        only("backward laplacian float32 ordinary slices 1 rows 13"),
+        {"address": r"runtime error: .*misaligned address"},
+    ),
+    Mutant(
+        "backward: copies of the last row have its weight",
+        ((PAIRS, "row >= rows; row -= kBackwardWarps", "row > rows; row -= kBackwardWarps"),),
+        "pairwise",
+        only("backward laplacian float32 ordinary slices 2 rows 67"),
+        {"plain": FAIL},
+    ),
+    Mutant(
+        "backward: landmarks that there are not have weights",
+        (
+            (
+                PAIRS,
+                "for (int i = landmarks + warp; i < kLandmarks;",
+                "for (int i = landmarks + 1 + warp; i < kLandmarks;",
+            ),
+        ),
+        "pairwise",
+        only("backward laplacian float32 ordinary slices 2 rows 67"),
+        {"plain": FAIL},
     ),
     Mutant(
         "matmul: one landmark too many in a chunk",

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -123,17 +124,17 @@ class Function:
         for loop in root.walk():
             within = {block for child in loop.inner for block in child.blocks}
             for block in loop.blocks - within:
-                loop.own.update(self._opcodes(block))
+                loop.own.update(one.name for one in self._issued(block))
             loop.inner.sort(key=lambda child: min(child.blocks))
             loop.trip = self.longest_way(loop)
         return root
 
-    def _opcodes(self, block: int) -> list[str]:
+    def _issued(self, block: int) -> list[Instruction]:
         first, end = self.blocks[block]
-        return [one.name for one in self.instructions[first:end] if one.name != "NOP"]
+        return [one for one in self.instructions[first:end] if one.name != "NOP"]
 
-    def longest_way(self, loop: Loop, without: str | None = None) -> int:
-        """Instructions of the longest way through a loop's body; past every block with an opcode that can be passed."""
+    def longest_way(self, loop: Loop, without: Callable[[Instruction], bool] = lambda _: False) -> int:
+        """Instructions of the longest way through a loop's body, past all blocks with such instructions that can be."""
         # An inner loop stands as its header, at no cost.
         place = {block: child.header for child in loop.inner for block in child.blocks}
         members: dict[int, list[int]] = {}
@@ -154,9 +155,9 @@ class Function:
                 if unknown:
                     waiting += unknown
                     continue
-                opcodes = [] if node in place else self._opcodes(node)
+                issued = [] if node in place else self._issued(node)
                 avoided, count = max((best[other] for other in following), default=(0, 0))
-                best[node] = avoided - (without in opcodes), count + len(opcodes)
+                best[node] = avoided - any(map(without, issued)), count + len(issued)
                 waiting.pop()
         return best[place.get(loop.header, loop.header)][1]
 

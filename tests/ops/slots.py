@@ -4,8 +4,9 @@
 
 `main` is the innermost loops; `whole` adds everything else that a thread does for a full tile of the shape below, on
 the longest way through the code and with loads of four numbers; `plain` is the same for a product with values without
-normalisation, which passes by the largest exponent. How many pairs a trip handles follows from the template arguments;
-csrc/cuda/README.md explains them.
+normalisation, which passes by the largest exponent. A way that the shape never takes (rows that cannot be loaded
+several numbers at a time, a tile with few rows) does not count, and what a share of the threads does counts by that
+share. How many pairs a trip handles follows from the template arguments; csrc/cuda/README.md explains them.
 """
 
 import json
@@ -112,35 +113,57 @@ def matmul(kernel: Kernel, function: Function) -> dict[str, float]:
     chunks = 1 if splits == 1 else -(-3136 // (4 * columns * splits))
     outer = parent_of(loops, stage)
 
-    def everything(without: str | None) -> float:
-        once = function.longest_way(loops, without) / chunks
-        chunk = 0 if outer is loops else function.longest_way(outer, without)
+    def everything(chunk: int) -> float:
+        once = 0 if outer is loops else loops.trip / chunks
         return main + stage.trip * CHANNELS / STAGE + chunk + once
 
     pairs = rows * columns * CHANNELS
-    return {"main": main / pairs, "whole": everything(None) / pairs, "plain": everything("FMNMX") / pairs}
+    plain = function.longest_way(outer, lambda one: one.name.startswith("FMNMX"))
+    return {"main": main / pairs, "whole": everything(outer.trip) / pairs, "plain": everything(plain) / pairs}
 
 
 def backward(kernel: Kernel, function: Function) -> dict[str, float]:
-    """pairwise_backward<Kind, Half, T>: a thread has 2 channels of `Half` landmarks, 2 streams of 48 rows a block."""
+    """pairwise_backward<Kind, Half, T>: a thread has 2 channels of `Half` landmarks, 2 streams of 48 rows a block.
+
+    All landmarks are one chunk, so that nothing is added to what grad_q holds.
+    """
     loops = function.loops
-    half, streams, stream_rows, tile_rows = int(kernel.arguments[1]), 2, 48, 32
+    half, streams, stream_rows, tile_rows, warps = int(kernel.arguments[1]), 2, 48, 32, 4
+    pair_of_numbers = ".64" if kernel.arguments[2] == "f" else ".128"
+
+    def way(loop: Loop, *opcodes: str) -> int:
+        """The longest way past opcodes, and past single numbers where pairs can be moved."""
+        return function.longest_way(
+            loop,
+            lambda one: one.name in opcodes or (one.name in ("LDG", "STG") and pair_of_numbers not in one.opcode),
+        )
+
     row_loops = [loop for loop in innermost(loops) if loop.own["FFMA"] + loop.own["DFMA"] >= 4 * half - 4]
     main = max(row_loops, key=lambda loop: loop.trip)
     rows = parent_of(loops, main)
     landmarks = parent_of(loops, rows)
-    a_tile = rows.trip + main.trip * tile_rows / streams
+    # Half of the warps sum the weights of every row, a thread half of one; the others sum those of every landmark.
+    row_sums = rows.trip - function.longest_way(rows, lambda one: one.name == "SHFL")
+    a_tile = rows.trip - row_sums / 2 + min(loop.trip for loop in row_loops) * tile_rows / streams
     for loop in rows.inner:
         if loop in row_loops or is_scalar_staging(loop):
             continue
         if loop.own["LDG"] > 0:  # weights of 8 rows a warp, 32 landmarks at a time, some rows a trip
             a_tile += loop.trip * 8 / (loop.own["STS"] / -(-2 * half // 32))
-        else:  # sums of weights over the rows of a stream, four at a time, by half of the threads
-            a_tile += (loop.trip + sum(inner.trip * tile_rows / streams / 4 for inner in loop.inner)) / 2
-    once = landmarks.trip + (loops.trip if landmarks is not loops else 0)
+        elif loop.inner:  # sums over the rows of a stream, four landmarks a thread, by as many warps as that takes
+            trip = loop.trip + sum(inner.trip * tile_rows / streams / 4 for inner in loop.inner)
+            a_tile += trip * -(-streams * 2 * -(-half // 4) // 32) / warps
+        else:  # rows that a full tile has
+            assert loop.own["STS"] > 0, "an unknown loop beside the main one"
+            assert arithmetic(loop) == 0, "an unknown loop beside the main one"
+    once = way(landmarks, "STG") + (way(landmarks) - way(landmarks, "STG")) / streams  # one stream stores grad_k
+    once += loops.trip if landmarks is not loops else 0
     for loop in landmarks.inner:
-        if loop.own["BAR"] > 0 and loop is not rows:  # sums handed from stream to stream
-            once += loop.trip * streams
+        if loop.own["BAR"] > 0 and loop is not rows:  # sums handed from stream to stream: one stores, one adds
+            neither = way(loop, "STS", "LDS")
+            once += neither * streams + (way(loop, "STS") + way(loop, "LDS") - 2 * neither) / streams
+        elif loop is not rows:  # zeros before the first row, for every thread once or twice
+            once += 2 * loop.trip
     pairs = half * 2
     return {"main": main.trip / pairs, "whole": (a_tile / (tile_rows / streams) + once / stream_rows) / pairs}
 

@@ -52,6 +52,8 @@ def test_loops_and_the_longest_way_are_read_from_machine_code() -> None:
     assert outer.trip == 6
     assert outer.own["SHFL"] == 0
     assert whole.trip == 3
+    assert function.longest_way(outer, lambda one: one.name == "STG") == 4
+    assert function.longest_way(outer, lambda one: one.name == "LDG") == 6  # no way leads past it
 
 
 @pytest.mark.parametrize(

@@ -51,23 +51,31 @@ const char* launch_tile(const TileArguments<T>& a, int64_t slices, void* stream)
   }
 }
 
-// exp(scale * distance - shift) of `landmarks` landmarks out of the sizes' from `first` on.
+// For every row of x the landmarks of y, or a part of them, dense: `landmarks` out of the sizes' from `first` on.
 template <typename T>
-const char* launch_kernel(PairwiseKind kind, const T* q, const T* k, const T* shift, T* out, PairwiseSizes sizes,
-                          int64_t first, int64_t landmarks, double scale, void* stream) {
+TileArguments<T> dense_tiles(const T* x, const T* y, const T* offset, T* out, PairwiseSizes sizes, int64_t first,
+                             int64_t landmarks, int64_t channels) {
   TileArguments<T> a = {};
-  a.x = q;
-  a.y = k + first * sizes.channels;
-  a.offset = shift;
+  a.x = x;
+  a.y = y + first * channels;
+  a.offset = offset;
   a.out = out;
   a.rows = sizes.rows;
   a.columns = landmarks;
-  a.channels = a.part_channels = a.x_width = a.y_width = sizes.channels;
-  a.x_slice = sizes.rows * sizes.channels;
-  a.y_slice = sizes.landmarks * sizes.channels;
+  a.channels = a.part_channels = a.x_width = a.y_width = channels;
+  a.x_slice = sizes.rows * channels;
+  a.y_slice = sizes.landmarks * channels;
   a.out_slice = sizes.rows * landmarks;
   a.parts = 1;
-  a.scale = static_cast<T>(scale);
+  return a;
+}
+
+// exp(scale * distance - shift)
+template <typename T>
+const char* launch_kernel(PairwiseKind kind, const T* q, const T* k, const T* shift, T* out, PairwiseSizes sizes,
+                          int64_t first, int64_t landmarks, double scale, void* stream) {
+  TileArguments<T> a = dense_tiles(q, k, shift, out, sizes, first, landmarks, sizes.channels);
+  a.scale = static_cast<T>(scale * kLog2E);
   return kind == kLaplacian ? launch_tile<kLaplacian>(a, sizes.slices, stream)
                             : launch_tile<kGaussian>(a, sizes.slices, stream);
 }
@@ -194,6 +202,11 @@ const char* launch_matmul(const MatmulArguments<T>& a, void* stream) {
       return a.sizes.values <= 32 ? launch_matmul_of<Kind, 2, 4, 4, 4, 2>(a, stream)
                                   : launch_matmul_of<Kind, 2, 4, 4, 4, 4>(a, stream);
     }
+    // Chunks of 112 divide 28^2 and 56^2 tokens; a pair in them costs 12/13 of one in chunks of 64.
+    if (12 * padded(a.sizes.landmarks, 112) <= 13 * padded(a.sizes.landmarks, 64)) {
+      return a.sizes.values <= 32 ? launch_matmul_of<Kind, 4, 7, 4, 4, 2>(a, stream)
+                                  : launch_matmul_of<Kind, 4, 7, 4, 4, 4>(a, stream);
+    }
     return a.sizes.values <= 32 ? launch_matmul_of<Kind, 4, 4, 4, 4, 2>(a, stream)
                                 : launch_matmul_of<Kind, 4, 4, 4, 4, 4>(a, stream);
   } else {
@@ -247,7 +260,7 @@ const char* matmul_forward(PairwiseKind kind, const T* q, const T* k, const T* v
                            PairwiseSizes sizes, double scale, bool normalize, int device, void* stream) {
   OnDevice guard(device);
   if (guard.problem() != nullptr) return guard.problem();
-  const MatmulArguments<T> a = {q, k, v, out, shift, sizes, static_cast<T>(scale), normalize};
+  const MatmulArguments<T> a = {q, k, v, out, shift, sizes, static_cast<T>(scale * kLog2E), normalize};
   return kind == kLaplacian ? launch_matmul<kLaplacian>(a, stream) : launch_matmul<kGaussian>(a, stream);
 }
 
@@ -301,21 +314,11 @@ const char* matmul_backward(PairwiseKind kind, const T* grad, const T* q, const 
   for (int64_t first = 0; first < sizes.landmarks && problem == nullptr; first += plan.group) {
     const int64_t landmarks = fewer(plan.group, sizes.landmarks - first);
     problem = launch_kernel(kind, q, k, shift, kernel, sizes, first, landmarks, scale, stream);
-
-    TileArguments<T> product = {};  // grad v^T - delta
-    product.x = grad;
-    product.y = v + first * sizes.values;
-    product.offset = delta;
-    product.out = grad_exponent;
-    product.rows = sizes.rows;
-    product.columns = landmarks;
-    product.channels = product.part_channels = product.x_width = product.y_width = sizes.values;
-    product.x_slice = sizes.rows * sizes.values;
-    product.y_slice = sizes.landmarks * sizes.values;
-    product.out_slice = sizes.rows * landmarks;
-    product.parts = 1;
-    if (problem == nullptr) problem = launch_tile<kProduct>(product, sizes.slices, stream);
-
+    if (problem == nullptr) {  // grad v^T - delta
+      const TileArguments<T> product =
+          dense_tiles(grad, v, delta, grad_exponent, sizes, first, landmarks, sizes.values);
+      problem = launch_tile<kProduct>(product, sizes.slices, stream);
+    }
     if (problem == nullptr) {
       problem = launch_gradients(kind, plan.gradients, grad_exponent, kernel, q, k, q_target, k_target, sizes, first,
                                  landmarks, scale, stream);

@@ -12,6 +12,7 @@
 namespace attngeo {
 
 constexpr int kProduct = 2;  // beside PairwiseKind: the plain product x y^T
+constexpr double kLog2E = 1.4426950408889634, kLn2 = 0.69314718055994531;
 
 constexpr int kWarp = 32;
 constexpr int kLanes = 4;                       // neighbouring threads share a row and take every fourth column
@@ -22,12 +23,15 @@ constexpr int kStageStride = kStage + 4;        // eight rows start on eight dif
 
 __device__ inline float absolute(float x) { return fabsf(x); }
 __device__ inline double absolute(double x) { return fabs(x); }
-__device__ inline float exponential(float x) { return expf(x); }
-__device__ inline double exponential(double x) { return exp(x); }
+// 2^x takes four instructions in float32 where e^x takes eight, so that exponents are to base 2 in here.
+__device__ inline float exponential(float x) { return exp2f(x); }
+__device__ inline double exponential(double x) { return exp2(x); }
 __device__ inline float logarithm(float x) { return logf(x); }
 __device__ inline double logarithm(double x) { return log(x); }
 __device__ inline float larger(float x, float y) { return fmaxf(x, y); }
 __device__ inline double larger(double x, double y) { return fmax(x, y); }
+__device__ inline float least(float x, float y) { return fminf(x, y); }
+__device__ inline double least(double x, double y) { return fmin(x, y); }
 __device__ inline float multiply_add(float x, float y, float sum) { return fmaf(x, y, sum); }
 __device__ inline double multiply_add(double x, double y, double sum) { return fma(x, y, sum); }
 
@@ -80,6 +84,10 @@ __device__ inline void store_pair(T* to, Pair<T> value) {
 template <typename T>
 __device__ inline bool rows_are_quads(const T* matrix, int64_t width) {
   return width % 4 == 0 && reinterpret_cast<uintptr_t>(matrix) % 16 == 0;
+}
+template <typename T>
+__device__ inline bool rows_are_pairs(const T* matrix, int64_t width) {
+  return width % 2 == 0 && reinterpret_cast<uintptr_t>(matrix) % sizeof(Pair<T>) == 0;
 }
 
 inline __host__ __device__ int64_t tiles_of(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
@@ -190,7 +198,7 @@ struct TileArguments {
   T* out;           // [rows, columns] of each slice and part
   int64_t rows, columns, channels;
   int64_t x_slice, x_width, y_slice, y_width, out_slice;
-  T scale;
+  T scale;                // to base 2
   bool transposed;        // of products only: channels lie `width` apart in x and y
   int64_t parts;          // channels are cut into parts, each of which writes an `out` of its own
   int64_t part_channels;  // a part's share of them
@@ -214,7 +222,7 @@ struct TileMemory {
   };
 };
 
-// exp(scale * distance - offset[n]), or the product minus offset[n]. A thread has 4 rows and every fourth column.
+// 2^(scale * distance) e^-offset[n], or the product minus offset[n]. A thread has 4 rows and every fourth column.
 template <int Op, int ColumnsPerThread, typename T>
 __global__ void __launch_bounds__(kTileThreads, 4) pairwise_tile(TileArguments<T> a) {
   using Memory = TileMemory<T, ColumnsPerThread>;
@@ -264,6 +272,7 @@ __global__ void __launch_bounds__(kTileThreads, 4) pairwise_tile(TileArguments<T
     const int own_row = row + i * kLaneRows;
     offset[i] = 0;
     if (a.offset != nullptr && own_row < rows) offset[i] = a.offset[place.slice * a.rows + place.first_row + own_row];
+    if constexpr (Op != kProduct) offset[i] *= T(kLog2E);
   }
   __syncthreads();
 #pragma unroll
@@ -305,7 +314,7 @@ struct MatmulArguments {
   T* out;
   T* shift;
   PairwiseSizes sizes;
-  T scale;
+  T scale;  // to base 2, negative
   bool normalize;
 };
 
@@ -351,7 +360,9 @@ pairwise_matmul(MatmulArguments<T> a) {
                                      unsigned(value_tiles), Memory::kRows, Memory::kValues);
   const int rows = at_most(a.sizes.rows - place.first_row, Memory::kRows);
   const int values = at_most(a.sizes.values - place.first_column, Memory::kValues);
-  const int64_t channels = a.sizes.channels, landmarks = a.sizes.landmarks;
+  const int64_t landmarks = a.sizes.landmarks;
+  // The bytes of a row fit 32 bits, of which the compiler makes use when it does not see where the numbers come from.
+  const int channels = not_hoisted(int(a.sizes.channels)), value_width = not_hoisted(int(a.sizes.values));
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, split = warp % Splits;
   const int first_row = warp / Splits * Memory::kRowsPerWarp, row = first_row + lane / kLanes, column = lane % kLanes;
   const T* q = a.q + row_offset(place.slice, a.sizes.rows * channels, place.first_row, channels);
@@ -366,10 +377,10 @@ pairwise_matmul(MatmulArguments<T> a) {
   for (int64_t first = 0; kOneChunk ? first == 0 : first < landmarks; first += Memory::kLandmarks) {
     const int chunk = at_most(landmarks - first, Memory::kLandmarks);
     T sums[RowsPerThread][ColumnsPerThread] = {};
-    int64_t left = channels;
+    int left = channels;
 #pragma unroll 1
     do {
-      const int width = at_most(left, kStage);
+      const int width = smaller(left, kStage);
       __syncthreads();
       if (first == 0 || channels > kStage) {
         stage<Memory::kRows, kStage, kStageStride, kThreads>(threadIdx.x, shared.q, q + (channels - left), rows, width,
@@ -378,8 +389,8 @@ pairwise_matmul(MatmulArguments<T> a) {
       stage<Memory::kLandmarks, kStage, kStageStride, kThreads>(threadIdx.x, shared.k, k + (channels - left), chunk,
                                                                width, channels);
       if (left == channels) {
-        stage<Memory::kLandmarks, Memory::kValues, Memory::kValues, kThreads>(threadIdx.x, shared.v, v, chunk, values,
-                                                                             a.sizes.values);
+        stage<Memory::kLandmarks, Memory::kValues, Memory::kValues, kThreads>(not_hoisted(threadIdx.x), shared.v, v,
+                                                                             chunk, values, value_width);
       }
       __syncthreads();
       if (first_row < rows) {
@@ -389,26 +400,23 @@ pairwise_matmul(MatmulArguments<T> a) {
       }
       left -= kStage;
     } while (left > 0);
-    k += Memory::kLandmarks * channels;
+    k += Memory::kLandmarks * a.sizes.channels;
     v += Memory::kLandmarks * a.sizes.values;
     if (first_row >= rows) continue;
 
     const int own_landmarks = chunk - split * kLanes - column;
-    // Landmarks beyond the last one are copies of it: no new maximum, but weights to be zeroed.
+    // Landmarks beyond the last one are copies of it: none nearer, but weights to be zeroed.
     if (a.normalize) {
 #pragma unroll
       for (int i = 0; i < RowsPerThread; ++i) {
-        T largest = peak[i];
+        T nearest = sums[i][0];
 #pragma unroll
-        for (int j = 0; j < ColumnsPerThread; ++j) {
-          sums[i][j] *= a.scale;
-          largest = larger(largest, sums[i][j]);
-        }
+        for (int j = 1; j < ColumnsPerThread; ++j) nearest = least(nearest, sums[i][j]);
 #pragma unroll
         for (int other = 1; other < kLanes; other *= 2) {
-          largest = larger(largest, __shfl_xor_sync(kFullWarp, largest, other));
+          nearest = least(nearest, __shfl_xor_sync(kFullWarp, nearest, other));
         }
-        const T base = base_of(largest);
+        const T largest = larger(peak[i], nearest * a.scale), base = base_of(largest);
         if constexpr (!kOneChunk) {
           const T rescale = exponential(peak[i] - base);
           total[i] *= rescale;
@@ -423,7 +431,8 @@ pairwise_matmul(MatmulArguments<T> a) {
         peak[i] = largest;
 #pragma unroll
         for (int j = 0; j < ColumnsPerThread; ++j) {
-          sums[i][j] = exponential(j * Splits * kLanes < own_landmarks ? sums[i][j] - base : -T(INFINITY));
+          const T exponent = multiply_add(sums[i][j], a.scale, -base);
+          sums[i][j] = exponential(j * Splits * kLanes < own_landmarks ? exponent : -T(INFINITY));
           total[i] += sums[i][j];
         }
       }
@@ -514,7 +523,8 @@ pairwise_matmul(MatmulArguments<T> a) {
     T factor = 1;
     if (a.normalize && landmarks > 0) factor = T(1) / total[i];
     if (column == 0 && place.first_column == 0) {
-      a.shift[slice_row + i * kLaneRows] = a.normalize ? base_of(peak[i]) + logarithm(total[i]) : T(0);
+      a.shift[slice_row + i * kLaneRows] =
+          a.normalize ? multiply_add(base_of(peak[i]), T(kLn2), logarithm(total[i])) : T(0);
     }
     T* to = row_of(target, i * kLaneRows, a.sizes.values);
 #pragma unroll
@@ -596,7 +606,7 @@ pairwise_backward(BackwardArguments<T> a) {
   // Logarithms of the numbers of warps that one row takes, and of the rows that one warp takes.
   const int row_warps = channels <= kWarp ? 0 : channels <= 2 * kWarp ? 1 : 2;
   const int warp_rows = channels <= kWarp / 2 ? 1 : 0;
-  const int streams = kBackwardWarps >> row_warps << warp_rows;
+  const int row_bits = 2 - row_warps + warp_rows, streams = 1 << row_bits;
   const int stream = (warp >> row_warps << warp_rows) + (lane >> (5 - warp_rows));
   const int slab = (warp & ((1 << row_warps) - 1)) * kWarp, channel = slab + (lane & ((kWarp >> warp_rows) - 2));
   const bool idle = slab >= channels;
@@ -608,7 +618,8 @@ pairwise_backward(BackwardArguments<T> a) {
   bool accumulate = a.accumulate;
 
 #pragma unroll 1
-  for (int64_t first = landmark_part * kLandmarks; first < a.landmarks; first += a.landmark_parts * kLandmarks) {
+  for (int chunk = int(place.first_row); chunk < tiles_of(a.landmarks, kLandmarks); chunk += int(a.landmark_parts)) {
+    const int64_t first = int64_t(chunk) * kLandmarks;
     const int landmarks = at_most(a.landmarks - first, kLandmarks);
     const int64_t own_channel = row_offset(place.slice, a.k_slice, first, a.channels) + place.first_column + channel;
     // Landmarks that there are not have weights of zero.
@@ -616,20 +627,30 @@ pairwise_backward(BackwardArguments<T> a) {
     const int first_count = channel < channels ? landmarks - half * Half : 0;
     const int second_count = channel + 1 < channels ? landmarks - half * Half : 0;
     const T* own_k = a.k + own_channel + half * Half * a.channels;
+    if (rows_are_pairs(own_k, a.channels)) {
 #pragma unroll
-    for (int j = 0; j < Half; ++j) {
-      if (j < first_count) k[j].x = own_k[0];
-      if (j < second_count) k[j].y = own_k[1];
-      own_k += a.channels;
+      for (int j = 0; j < Half; ++j) {
+        if (j < first_count) k[j] = load_pair(own_k);
+        own_k += a.channels;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < Half; ++j) {
+        if (j < first_count) k[j].x = own_k[0];
+        if (j < second_count) k[j].y = own_k[1];
+        own_k += a.channels;
+      }
     }
     __syncthreads();
 #pragma unroll 1
     for (int i = threadIdx.x; i < streams * Memory::kQ; i += kBackwardThreads) shared.column_sums[i] = 0;
+#pragma unroll 1
+    for (int i = landmarks + warp; i < kLandmarks; i += kBackwardWarps) {
+      shared.rows[lane * Memory::kRowStride + Memory::place(i)] = 0;
+    }
 
+    int64_t weights = row_offset(place.slice, a.rows * a.landmarks, first_row, a.landmarks) + first + lane;
     const T* q_tile = a.q + own_q;
-    const int64_t weights = row_offset(place.slice, a.rows * a.landmarks, first_row + warp, a.landmarks) + first + lane;
-    const T* grad = a.grad + weights;
-    const T* kernel = a.kernel + weights;
     T* target = a.grad_q + landmark_part * a.grad_q_part + own_q + stream * a.channels + channel + half;
 #pragma unroll 1
     for (int rows = own_rows; rows > 0; rows -= kBackwardRows) {
@@ -643,17 +664,26 @@ pairwise_backward(BackwardArguments<T> a) {
         stage<kBackwardRows, 128, Memory::kRowStride, kBackwardThreads>(thread, staged_q, q_tile, rows, channels,
                                                                         a.channels);
       }
-      q_tile += kBackwardRows * a.channels;
 #pragma unroll 4
       for (int row = 0; row < kBackwardRows; row += kBackwardWarps) {
+        const int from = smaller(row + warp, rows - 1);
+        const T* own_grad = row_of(a.grad + weights, from, a.landmarks);
+        const T* own_kernel = row_of(a.kernel + weights, from, a.landmarks);
 #pragma unroll
         for (int i = 0; i < kLandmarks; i += kWarp) {
-          T weight = 0;
-          if (row + warp < rows && i + lane < landmarks) weight = grad[i] * kernel[i];
-          if (i + lane < kLandmarks) shared.rows[(row + warp) * Memory::kRowStride + Memory::place(i + lane)] = weight;
+          if (i + lane >= landmarks) continue;
+          shared.rows[(row + warp) * Memory::kRowStride + Memory::place(i + lane)] = own_grad[i] * own_kernel[i];
         }
-        grad += kBackwardWarps * a.landmarks;
-        kernel += kBackwardWarps * a.landmarks;
+      }
+      weights += kBackwardRows * a.landmarks;
+      q_tile += kBackwardRows * a.channels;
+      // Copies of the last row have no weight.
+#pragma unroll 1
+      for (int row = kBackwardRows - kBackwardWarps + warp; row >= rows; row -= kBackwardWarps) {
+#pragma unroll
+        for (int i = 0; i < kLandmarks; i += kWarp) {
+          if (i + lane < landmarks) shared.rows[row * Memory::kRowStride + Memory::place(i + lane)] = 0;
+        }
       }
       __syncthreads();
       if constexpr (Kind == kLaplacian) {
@@ -675,11 +705,14 @@ pairwise_backward(BackwardArguments<T> a) {
             const int column = quad / kQuads * Memory::kHalfStride + quad % kQuads * 4;
             const T* from = shared.rows + own_stream * Memory::kRowStride + column;
             Quad<T> sum = load_quad(shared.column_sums + own_stream * Memory::kQ + column);
-#pragma unroll 4
-            for (int row = own_stream; row < kBackwardRows; row += streams) {
-              const Quad<T> weight = load_quad(from);
-              sum = {sum.x + weight.x, sum.y + weight.y, sum.z + weight.z, sum.w + weight.w};
-              from += streams * Memory::kRowStride;
+#pragma unroll 1
+            for (int left = kBackwardRows >> row_bits; left > 0; left -= 4) {  // a stream's rows, at least four
+#pragma unroll
+              for (int row = 0; row < 4; ++row) {
+                const Quad<T> weight = load_quad(from);
+                sum = {sum.x + weight.x, sum.y + weight.y, sum.z + weight.z, sum.w + weight.w};
+                from += streams * Memory::kRowStride;
+              }
             }
             store_quad(shared.column_sums + own_stream * Memory::kQ + column, sum);
           }
@@ -756,11 +789,19 @@ pairwise_backward(BackwardArguments<T> a) {
     if (stream == 0 && channel < channels) {
       const int first_stored = not_hoisted(first_count), second_stored = not_hoisted(second_count);
       T* grad_k = a.grad_k + row_block * a.grad_k_part + own_channel + half * Half * a.channels;
+      if (rows_are_pairs(grad_k, a.channels)) {
 #pragma unroll
-      for (int j = 0; j < Half; ++j) {
-        if (j < first_stored) grad_k[0] = -q_factor * sums[j].x;
-        if (j < second_stored) grad_k[1] = -q_factor * sums[j].y;
-        grad_k += a.channels;
+        for (int j = 0; j < Half; ++j) {
+          if (j < first_stored) store_pair(grad_k, {-q_factor * sums[j].x, -q_factor * sums[j].y});
+          grad_k += a.channels;
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < Half; ++j) {
+          if (j < first_stored) grad_k[0] = -q_factor * sums[j].x;
+          if (j < second_stored) grad_k[1] = -q_factor * sums[j].y;
+          grad_k += a.channels;
+        }
       }
     }
   }

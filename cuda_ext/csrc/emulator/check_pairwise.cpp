@@ -649,9 +649,10 @@ void check_large(const Options& options, PairwiseKind kind, PairwiseSizes sizes)
 template <typename T>
 void check_type(const Options& options) {
   // Slices, rows, landmarks, channels, values: one, empty on every side, tiles that are partial on every side, more
-  // than one tile, landmarks on both sides of 64, the widths that have kernels of their own and their neighbours.
+  // than one tile, landmarks on both sides of 64 and in several chunks of 64 and of 112, the widths that have kernels
+  // of their own and their neighbours.
   const std::vector<PairwiseSizes> few = {
-      {1, 1, 1, 1, 1}, {2, 67, 5, 33, 3}, {1, 70, 67, 3, 33}, {1, 13, 49, 64, 32},
+      {1, 1, 1, 1, 1}, {2, 67, 5, 33, 3}, {1, 70, 130, 3, 33}, {1, 66, 197, 6, 2}, {1, 13, 49, 64, 32},
   };
   const std::vector<PairwiseSizes> all = {
       {0, 3, 4, 5, 2},     {2, 0, 5, 3, 2},   {2, 5, 0, 3, 2},    {3, 3, 4, 0, 5},    {2, 3, 4, 5, 0},
