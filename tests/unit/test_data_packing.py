@@ -293,7 +293,7 @@ def test_killed_at_any_moment_it_starts_again_without_leftovers(tmp_path):
         "folders.Path; import os; entry = os.DirEntry;"
         "found = folders.scan(pathlib.Path(sys.argv[1]));"
         "found.splits['val'].append(folders.ImageFile('val/b/001.png', 1));"
-        "packing.scan = lambda root, labels: found;"
+        "packing.scan = lambda root, *options: found;"
         "packing.pack(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), storage='folder')"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(root), str(tmp_path / "out")])

@@ -15,6 +15,7 @@ from attngeo.errors import UserError
 from attngeo.files import explain_os_errors, write_aside
 
 BETON = ".beton"
+ARRAYS = "arrays.npz"  # both splits of a set of small images, packed where they are not the set's own
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,12 @@ class Names:
         """The list of the images of a split."""
         return self._beside(f"{split}.jsonl")
 
-    @property
-    def arrays(self) -> str:
-        """Both splits of a set of small images; written only where they are not the set's own."""
-        return self._beside("arrays.npz")
-
     def all(self) -> list[str]:
         """Every file that a set may have, the manifest last."""
         return [
             *(self.data(split) for split in SPLITS),
             *(self.index(split) for split in SPLITS),
-            self.arrays,
+            *([] if self.is_beton else [ARRAYS]),
             self.classes,
             self.report,
             self.manifest,

@@ -19,7 +19,7 @@ from attngeo.data.ffcv_writer import FFCVMissing, Problems, versions, write_beto
 from attngeo.data.folders import SPLITS, ImageFile, ImageFolder, scan, shown
 from attngeo.data.images import UnreadableImage, decode_image
 from attngeo.data.index import write_index
-from attngeo.data.layout import Names, publish, working_folder, write_classes
+from attngeo.data.layout import ARRAYS, Names, publish, working_folder, write_classes
 from attngeo.data.progress import Progress
 from attngeo.errors import UserError
 from attngeo.files import sha256_file, write_aside, write_json
@@ -84,16 +84,16 @@ def pack(
     if entry is not None and entry.kind != "images":
         raise UserError(f"{entry.name} is a {entry.kind}, not an image set", "give an image set or an image folder")
     root = embedded.fetch(entry.name) if entry else Path(source)
-    is_arrays = (root / "arrays.npz").is_file()
+    is_arrays = (root / ARRAYS).is_file()
     chosen, why = _choose_storage(storage, is_arrays)
     with working_folder(names) as scratch:
         described: dict[str, Any]
         if chosen == "arrays":
             classes = entry.classes if entry else ()
             if hold_out:
-                described = _hold_out_of_arrays(root, scratch / names.arrays, classes, hold_out)
+                described = _hold_out_of_arrays(root, scratch / ARRAYS, classes, hold_out)
             else:
-                described = _describe_arrays(root / "arrays.npz", classes)
+                described = _describe_arrays(root / ARRAYS, classes)
             _write_report(scratch / names.report, [])
         else:
             options = PackOptions(write_mode, max_resolution, jpeg_quality, workers)
@@ -191,7 +191,7 @@ def _min_crop_area(given: float | None, entry: embedded.Source | None) -> float:
 
 def _hold_out_of_arrays(root: Path, out: Path, classes: Sequence[str], share: float) -> dict[str, Any]:
     """Write the training images of a set of arrays as two splits, and say what they are; its validation stays shut."""
-    with np.load(root / "arrays.npz") as arrays:
+    with np.load(root / ARRAYS) as arrays:
         pixels, labels = arrays["train_images"], arrays["train_labels"]
     chosen = holding_out.held_out(labels, share, classes)
     with write_aside(out, "wb") as stream:

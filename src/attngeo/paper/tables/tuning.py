@@ -39,7 +39,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     # Rates ascend, so that of equals the lower one is chosen; one that diverged (NaN) never is.
     best = [group.idxmax() for _, group in rates.dropna(subset="mean").groupby(EXPERIMENT)["mean"]]
     chosen = pd.Series("", index=rates.index)
-    chosen.loc[best] = "yes"
+    chosen[rates.index.isin(best)] = "yes"
     at_the_end = (rates["rate"] == tried.transform("min")) | (rates["rate"] == tried.transform("max"))
     chosen[(chosen == "yes") & at_the_end] = "yes, at an end of the range"
     share = rates["mean"] / 100
