@@ -42,8 +42,9 @@ soak: test-env  ## the long trials
 ui: env  ## MLflow on this machine alone, with a link that compares the trainings of PRESET
 	@$(python) tools/ui.py --preset '$(PRESET)' --port '$(PORT)'
 
-bench: env  ## time the operators against their peers on this CPU (15 minutes, on an idle machine)
+bench: env  ## time operators and training steps against their peers on this CPU (20 minutes, on an idle machine)
 	$(python) -m benchmarks.operators
+	$(python) -m benchmarks.training_step
 
 gpu-check:  ## check and time the operators on this machine's GPU; needs torch and nvcc alone (GPU_PYTHON=python3)
 	@$(GPU_PYTHON) tools/gpu_check.py

@@ -129,3 +129,5 @@ EVALUATION_RENORMALISED = 1e-4
 # Peak memory of exact kernel attention, forward and backward, in units of its input (measured: 52): projections,
 # features, their float64 copies, gradients, at most 8 partial sums of each; the kernel alone would be 128 of them.
 EXACT_ATTENTION_PEAK_INPUTS = 64.0
+# Softmax over 121 tokens with its weights in memory and in blocks, float32, relative to the largest number.
+FUSED_SOFTMAX_FLOAT32 = 1e-5

@@ -425,6 +425,19 @@ def benchmark_edge(preset: PresetOption = "demo", stamp: StampOption = None) -> 
         typer.echo(line)
 
 
+@benchmark_app.command("tokens")
+def benchmark_tokens(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+    """Time and memory of one layer of every attention kind by number of tokens, and of a training step; one thread."""
+    config = _preset(preset)
+    _writable(config)
+    digest = _digest(config, stamp, "benchmarks/tokens")
+    _use_threads(1)
+    from attngeo.jobs.token_benchmark import token_benchmark
+
+    for line in token_benchmark(config, digest):
+        typer.echo(line)
+
+
 @benchmark_app.command("gpu")
 def benchmark_gpu(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
     """Gather what `make gpu-check` measured on GPUs and left under docs/measured."""

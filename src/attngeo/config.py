@@ -29,6 +29,7 @@ from pydantic import (
 from attngeo.data import embedded
 from attngeo.errors import UserError
 from attngeo.evaluation.operator_sizes import INVERSE_SLICES, INVERSE_TOKENS, PYRAMID_SIZES
+from attngeo.evaluation.token_sizes import LAYER_KINDS, PASSES, TOKENS, Pass
 from attngeo.files import write_json
 from attngeo.layers.registry import ATTENTION_KINDS
 from attngeo.models.names import FAMILIES, PYRAMID_OPTIONS, SIZES, attention_kind_of, kinds_in, model_names
@@ -163,6 +164,12 @@ class OperatorTimingsConfig(_Strict):
     seconds: float = Field(1.0, gt=0, description="for each contestant, after which three samples suffice")
 
 
+def _square_of_landmarks(value: int) -> int:
+    if math.isqrt(value) ** 2 != value:
+        raise ValueError("landmarks lie on a square grid: give a square such as 16 or 49")
+    return value
+
+
 class SolverConfig(_Strict):
     """Size of the comparison of solvers."""
 
@@ -179,9 +186,7 @@ class SolverConfig(_Strict):
     @field_validator("landmarks")
     @classmethod
     def _a_square(cls, value: int) -> int:
-        if math.isqrt(value) ** 2 != value:
-            raise ValueError("landmarks lie on a square grid: give a square such as 16 or 49")
-        return value
+        return _square_of_landmarks(value)
 
 
 class EdgeConfig(_Strict):
@@ -211,12 +216,82 @@ class EdgeConfig(_Strict):
         return value
 
 
+class TokensConfig(_Strict):
+    """Sizes and patience of the cost of one attention layer against the number of tokens."""
+
+    tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field(TOKENS, min_length=1, description="squares")
+    kinds: tuple[str, ...] = Field(
+        LAYER_KINDS, min_length=1, description="attention kinds; softmax keeps its weights, softmax_fused does not"
+    )
+    passes: tuple[Pass, ...] = Field(PASSES, min_length=1)
+    heads: int = Field(1, ge=1)
+    head_dim: int = Field(32, ge=4, multiple_of=4)
+    landmarks: int = Field(49, ge=1, description="a square: landmarks lie on a grid")
+    repeats: int = Field(10, ge=1)
+    seconds: float = Field(1.0, gt=0, description="for each case, after which three samples suffice")
+    longest_s: float = Field(4.0, gt=0, description="a kind whose pass takes longer is not tried with more tokens")
+    memory_mib: int = Field(2200, ge=1, description="a pass that needs more is left out")
+
+    @field_validator("tokens")
+    @classmethod
+    def _squares(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        for tokens in value:
+            if math.isqrt(tokens) ** 2 != tokens:
+                raise ValueError(f"tokens lie on a square grid: give squares such as 1024, not {tokens}")
+        if len(set(value)) < len(value):
+            raise ValueError("a number of tokens is given twice")
+        return value
+
+    @field_validator("landmarks")
+    @classmethod
+    def _a_square(cls, value: int) -> int:
+        return _square_of_landmarks(value)
+
+    @field_validator("kinds")
+    @classmethod
+    def _kinds_there_are(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for kind in value:
+            if kind not in LAYER_KINDS:
+                raise ValueError(f"no attention kind {kind!r}: {_options(LAYER_KINDS, kind)}")
+        return value
+
+
+class TrainingStepConfig(_Strict):
+    """Sizes and patience of the timings of a training step: of one layer, and of a whole model in the loop."""
+
+    batch: int = Field(2, ge=1, description="images of the single layer")
+    heads: int = Field(2, ge=1)
+    tokens: int = Field(3136, ge=1, description="a square")
+    head_dim: int = Field(32, ge=4, multiple_of=4)
+    model_size: str = "micro"
+    images: int = Field(64, ge=1, description="a batch of the model")
+    steps: int = Field(8, ge=1, description="that the loop takes in one sample")
+    repeats: int = Field(8, ge=2)
+    seconds: float = Field(1.0, gt=0, description="for each contestant, after which three samples suffice")
+
+    @field_validator("tokens")
+    @classmethod
+    def _a_square(cls, value: int) -> int:
+        if math.isqrt(value) ** 2 != value:
+            raise ValueError("tokens lie on a square grid: give a square such as 3136")
+        return value
+
+    @field_validator("model_size")
+    @classmethod
+    def _a_size_there_is(cls, value: str) -> str:
+        if value not in SIZES:
+            raise ValueError(f"no pyramid size {value!r}: {_options(SIZES, value)}")
+        return value
+
+
 class BenchmarksConfig(_Strict):
     """What is timed and compared."""
 
     operators: OperatorTimingsConfig = OperatorTimingsConfig()
     solver: SolverConfig = SolverConfig()
     edge: EdgeConfig = EdgeConfig()
+    tokens: TokensConfig = TokensConfig()
+    training_step: TrainingStepConfig = TrainingStepConfig()
 
 
 class RunRow(_Strict):
@@ -334,6 +409,11 @@ class Preset(PresetFile):
         laplacian = [row for row in self.runs if row.attention_kind == SOLVER_KIND and not row.options]
         alike = ("model", "dataset", "recipe")
         return [row for row in laplacian if all(getattr(row, key) == getattr(laplacian[0], key) for key in alike)]
+
+    @property
+    def token_benchmark_mb(self) -> int:
+        """Memory that the largest pass may take, beside that of the processes."""
+        return max(self.resources.benchmark.mem_mb, self.benchmarks.tokens.memory_mib + 1000)
 
     @cached_property
     def analysed_models(self) -> dict[str, LanguageModelConfig]:

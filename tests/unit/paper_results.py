@@ -322,7 +322,8 @@ def write_operator_timings(folder: Path, *, ratio: float = 5.0, repeats: int = 1
         for row in _timing_rows(operation, tokens, ratio, repeats, {"device_kind": "cpu", "device": DEVICE})
     ]
     path = folder / "benchmarks" / "operators.json"
-    records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
+    frame = pd.DataFrame([*rows, *_step_rows()]).convert_dtypes()
+    records.write(path, records.from_frame(frame, provenance={"device": DEVICE}, source="invented"))
     return path
 
 
@@ -426,6 +427,61 @@ def write_edge(folder: Path) -> Path:
     return path
 
 
+def write_tokens(
+    folder: Path,
+    *,
+    exponents: dict[str, tuple[float, float]] | None = None,
+    tokens: Iterable[int] = (64, 256, 1024, 1600, 2304, 4096, 6400, 9216, 16384),
+    largest_plain: int = 9216,
+) -> Path:
+    """Cost of one layer by kind: exponents of (time, memory), plain softmax with its backward up to `largest_plain`."""
+    exponents = exponents or {"softmax": (1.9, 2.0), "laplacian": (1.05, 1.0), "softmax_fused": (1.8, 1.0)}
+    tokens = list(tokens)
+    rows: list[dict[str, object]] = []
+    for attention, powers in exponents.items():
+        for direction in ("forward", "forward and backward"):
+            case = {"attention": attention, "pass": direction, "control": "none"}
+            last = largest_plain if attention == "softmax" and direction != "forward" else max(tokens)
+            for n in tokens:
+                at = case | {"tokens": n, "heads": 1, "head_dim": 32, "landmarks": 49, "backend": ""}
+                if n > last:
+                    why = {"metric": "left_out", "value": math.nan, "unit": "1", "n": 0, "why": "more than 9 MiB"}
+                    rows.append(case | {"tokens": n} | why)
+                    continue
+                spread = {"spread": 0.1, "spread_kind": "median minus minimum over repeats"}
+                rows.append(at | spread | {"metric": "time_ms", "value": 1e-3 * n ** powers[0], "unit": "ms", "n": 5})
+                memory = 1e-2 * n ** powers[1]
+                rows.append(at | {"metric": "peak_memory_mib", "value": memory, "unit": "MiB", "n": 1})
+            fitted = [n for n in tokens if 1024 <= n <= last]
+            if len(fitted) < 3:
+                continue
+            between = {"from_tokens": min(fitted), "to_tokens": max(fitted), "unit": "1", "n": len(fitted)}
+            for metric, power in zip(("time_exponent", "memory_exponent"), powers, strict=True):
+                error = {"spread": 0.01, "spread_kind": "standard error of the slope"}
+                rows.append(case | between | error | {"metric": metric, "value": power})
+    path = folder / "benchmarks" / "tokens.json"
+    frame = pd.DataFrame(rows).convert_dtypes()
+    records.write(path, records.from_frame(frame, provenance={"device": DEVICE}, source="invented"))
+    return path
+
+
+def _step_rows() -> list[dict[str, object]]:
+    """A training step of a model with our operators, with their naive forms, and of softmax."""
+    rows: list[dict[str, object]] = []
+    for attention, form, milliseconds, share in (
+        ("laplacian", "attngeo", 50.0, 0.2),
+        ("laplacian", "attngeo naive", 75.0, 0.0),
+        ("softmax", "torch", 60.0, 0.0),
+    ):
+        backend = "compiled invented" if form == "attngeo" else ""
+        case = {"model_size": "micro", "batch": 64, "attention": attention, "form": form, "backend": backend}
+        case |= {"device_kind": "cpu", "device": DEVICE, "n": 5, "spread": 0.5}
+        rows.append(case | {"metric": "step_ms", "value": milliseconds, "unit": "ms"})
+        for operators, part in (("attngeo::", share), ("scaled_dot_product", 0.1)):
+            rows.append(case | {"metric": "operator_share", "value": part, "unit": "1", "operators": operators})
+    return rows
+
+
 def _residual_rows(labels: dict[str, object], residual: float) -> list[dict[str, object]]:
     factors = {"": 1.0, "_lower_quartile": 0.5, "_upper_quartile": 2.0, "_largest": 4.0}
     return [labels | {"metric": f"solver_residual{name}", "value": f * residual} for name, f in factors.items()]
@@ -496,7 +552,7 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
     walks = [write_connection_walk(folder, model) for model in ("invented-encoder", "invented-decoder@4bit")]
     variational, injectivity = write_variational(folder, nan=nan_run), write_injectivity(folder)
     timings, gpu = write_operator_timings(folder), write_gpu_timings(folder, devices=["Invented GPU"])
-    solver = write_solver(folder)
+    solver, tokens = write_solver(folder), write_tokens(folder)
     ablation = write_ablation(folder, ABLATION)
     ablation += write_ablation(folder, {"": (84.0, 84.5, 83.0)}, kind="softmax", residual=None)
     lambdas = write_ablation(folder, {"lambda_=2": (78.0, 79.0, 77.5)})
@@ -504,6 +560,7 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
         "fig2": runs,
         "fig3": runs,
         "tab1": runs,
+        "fig4": [tokens],
         "fig5": [timings, gpu],
         "tab5": [timings, gpu],
         "fig6": [solver],
@@ -515,5 +572,5 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
         "tab2": [*ablation, *lambdas],
         "tab3": [path for path in ablation if "init" not in path.parent.name],
         "tab4": ablation,
-        "tab9": [*runs, *walks, variational, injectivity, timings, gpu, solver],
+        "tab9": [*runs, *walks, variational, injectivity, timings, gpu, solver, tokens],
     }

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from attngeo.evaluation.token_sizes import FITTED_FROM, FITTED_TO, TOKENS
 from attngeo.files import read_json, write_json
 from attngeo.paper import claims, records
 from attngeo.paper.claims import POWERED_PRESETS, Claim, Minimum, VerdictName, evaluate, judge
@@ -127,6 +128,7 @@ def test_verdict_is_capped_by_the_power_of_the_preset(
     [
         ("P1.b", paper_results.write_variational, {}, {"seeds": 4}, "4 seeds of at least 5"),
         ("P1.c", paper_results.write_variational, {}, {"seeds": 2}, "2 seeds of at least 5"),
+        ("P2.a", paper_results.write_tokens, {}, {"largest_plain": 4096}, "4 sizes a fit of at least 5"),
         ("P2.c", paper_results.write_injectivity, {}, {"images": 8}, "8 images of at least 16"),
         ("P2.f", paper_results.write_runs, {"seeds": 5}, {"seeds": 5, "n_eval": 100}, "100 evaluated images a run"),
     ],
@@ -177,6 +179,9 @@ def test_powered_presets_ask_for_what_the_rules_need(preset):
         "windows": settings["connection_walk"]["windows"],
         "tokens a window": settings["connection_walk"]["window_tokens"],
         "null draws": settings["connection_walk"]["null_draws"],
+        "sizes a fit": sum(
+            FITTED_FROM <= n <= FITTED_TO for n in settings["benchmarks"]["tokens"].get("tokens", TOKENS)
+        ),
         "matrices": settings["benchmarks"]["solver"]["matrices"] * len(settings["benchmarks"]["solver"]["seeds"]),
     }
     for claim in claims.claims():

@@ -212,7 +212,7 @@ def test_ids_of_models_are_whole_and_within_the_figure(tmp_path, count):
     assert_titles_fit(figure)
 
 
-@pytest.mark.parametrize("name", ["fig2", "fig3", "fig5", "fig6", "fig7", "fig16"])
+@pytest.mark.parametrize("name", ["fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig16"])
 def test_titles_are_within_the_figure(with_nan, name):
     assert_titles_fit(made(name, with_nan).figure)
 
@@ -254,6 +254,39 @@ def test_caption_of_the_injectivity_figure_says_whose_matrices_they_are(with_nan
     caption = made("fig7", with_nan).caption
     assert "layer-normalised features (invented features) under one random projection" in caption
     assert "inverted exactly; they are not that model's own attention" in caption
+
+
+def test_the_figure_of_tokens_draws_measured_points_alone(tmp_path):
+    drawn = made("fig4", {"fig4": [paper_results.write_tokens(tmp_path / "demo")]})
+    lines = {line.get_label(): line for line in drawn.figure.axes[1].lines if len(line.get_xdata()) > 2}
+    assert list(lines) == ["softmax, plain (1.90, 2.00)", "softmax, fused (1.80, 1.00)", "Laplacian (1.05, 1.00)"]
+    assert max(lines["softmax, plain (1.90, 2.00)"].get_xdata()) == 9216
+    assert max(lines["Laplacian (1.05, 1.00)"].get_xdata()) == 16384
+    assert "Left out for time or memory (tokens): softmax forward and backward from 16,384." in drawn.caption
+    assert "Laplacian, forward, time 1.05 ± 0.01" in drawn.caption
+    assert "6 to 7 sizes from 1,024 to 16,384 tokens" in drawn.caption
+    assert set(drawn.data["pass"]) == {"forward", "forward and backward"}
+
+
+def test_the_figure_of_few_tokens_says_that_nothing_was_fitted(tmp_path):
+    drawn = made("fig4", {"fig4": [paper_results.write_tokens(tmp_path / "demo", tokens=(16, 64))]})
+    assert drawn.figure.axes[0].get_legend_handles_labels()[1] == ["softmax, plain", "softmax, fused", "Laplacian"]
+    assert "No exponent was fitted" in drawn.caption
+    assert "Left out" not in drawn.caption
+
+
+def test_the_table_of_timings_ends_with_the_share_of_a_training_step(tmp_path, timings):
+    tabulated = made("tab5", {"tab5": [timings, paper_results.write_gpu_timings(tmp_path / "demo")]})
+    steps = tabulated.frame.tail(3)
+    assert list(steps["operation"]) == [
+        *["training step, micro laplacian, batch 64"] * 2,
+        "training step, micro softmax, batch 64",
+    ]
+    assert list(steps["share of step (%)"]) == [20.0, 0.0, 0.0]
+    assert steps["torch / own"].iloc[0] == pytest.approx(1.5)
+    assert steps["torch / own"].iloc[1:].isna().all()
+    assert tabulated.frame["share of step (%)"].iloc[:-3].isna().all()
+    assert "share of step" in tabulated.caption
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ def test_ledger_reads_every_analysis_and_every_run_of_table_1():
     assert [path for path in inputs if path.startswith("runs/")] == ["runs/a/final.json", "runs/b/final.json"]
     assert {"analyses/injectivity.json", "analyses/variational.json", "analyses/connection_walk/eye.json"} < set(inputs)
     assert {"benchmarks/operators.json", "benchmarks/gpu.json", "benchmarks/solver.json"} < set(inputs)
+    assert "benchmarks/tokens.json" in inputs
     assert PAGES["claims"].inputs(PRESET) == inputs
 
 

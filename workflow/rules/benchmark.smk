@@ -76,3 +76,23 @@ rule edge_benchmark:
         preset=PRESET.name,
     shell:
         "attngeo benchmark edge --preset {params.preset} --stamp {input.code} > {log} 2>&1"
+
+
+rule token_benchmark:
+    input:
+        ancient(TRACKING),
+        code=stamp("benchmarks/tokens"),
+    output:
+        records=f"{RESULTS}/benchmarks/tokens.json",
+        table=f"{RESULTS}/benchmarks/tokens.csv",
+    log:
+        f"{LOGS}/token_benchmark.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("benchmark").threads
+    resources:
+        **{**needs("benchmark"), "mem_mb": PRESET.token_benchmark_mb},
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo benchmark tokens --preset {params.preset} --stamp {input.code} > {log} 2>&1"

@@ -1,17 +1,15 @@
 """What one image costs on a small machine: latency and memory of a model, one thread, a fresh process each."""
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import timm
 import torch
 
 from attngeo.errors import UserError
+from attngeo.evaluation.apart import Killed, apart
 from attngeo.evaluation.macs import count
 from attngeo.evaluation.timing import LEAST_REPEATS, peak_memory_mib
 from attngeo.models import registry  # noqa: F401  names the models to timm
@@ -72,20 +70,16 @@ def suite(
 
     UserError naming the model whose process was killed, which happens where it needs more memory than there is.
     """
-    # Forked from a server that has loaded the modules and computed nothing: a fresh process without seconds of imports.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
     for size, pixels in image_sizes.items():
         for image_size in pixels:
             for kind in kinds:
-                with ProcessPoolExecutor(1, mp_context=context) as pool:
-                    try:
-                        yield pool.submit(measure, size, kind, image_size, repeats=repeats, seconds=seconds).result()
-                    except BrokenProcessPool as error:
-                        raise UserError(
-                            f"{size} with {kind} at {image_size} px was killed, probably for want of memory",
-                            "leave that size out of benchmarks.edge, or the kind",
-                        ) from error
+                try:
+                    yield apart(measure, size, kind, image_size, repeats=repeats, seconds=seconds)
+                except Killed as error:
+                    raise UserError(
+                        f"{size} with {kind} at {image_size} px was killed, probably for want of memory",
+                        "leave that size out of benchmarks.edge, or the kind",
+                    ) from error
 
 
 def _weight_bytes(model: torch.nn.Module) -> int:

@@ -124,13 +124,14 @@ def peak_memory_mib(call: Call, device: torch.device) -> float:
     try:
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-        before = _status_kib("VmRSS")
+        before = status_kib("VmRSS")
         call()
-        return (_status_kib("VmHWM") - before) / 2**10
+        return (status_kib("VmHWM") - before) / 2**10
     except (AttributeError, OSError):
         return math.nan
 
 
-def _status_kib(key: str) -> int:
+def status_kib(key: str) -> int:
+    """An entry of /proc/self/status in KiB: VmRSS, VmHWM, VmData."""
     text = Path("/proc/self/status").read_text()
     return int(text.partition(f"{key}:")[2].split()[0])

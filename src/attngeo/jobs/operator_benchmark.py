@@ -5,7 +5,7 @@ import time
 import torch
 
 from attngeo.config import Preset
-from attngeo.evaluation import operator_benchmarks, timing
+from attngeo.evaluation import operator_benchmarks, step_share, timing
 from attngeo.evaluation.operator_limits import measure_port_limit, port_limits, this_instruction_set
 from attngeo.evaluation.operator_sizes import PUBLISHED_TOKENS, Size, square
 from attngeo.jobs.analysis import keep
@@ -13,11 +13,11 @@ from attngeo.tracking.provenance import provenance
 
 
 def operator_benchmark(preset: Preset, code_digest: str) -> list[str]:
-    """Write benchmarks/operators.json and .csv; a line of each speed-up."""
+    """Write benchmarks/operators.json and .csv; a line of each speed-up and of each kind's share of a training step."""
     import pandas as pd
 
     started = time.monotonic()
-    settings = preset.benchmarks.operators
+    settings, step = preset.benchmarks.operators, preset.benchmarks.training_step
     timing.keep_pages()
     limit = measure_port_limit(preset.root / "benchmarks" / "port_limit.cpp", this_instruction_set())
     kernels = [Size(*size) for size in settings.sizes]
@@ -39,7 +39,8 @@ def operator_benchmark(preset: Preset, code_digest: str) -> list[str]:
         limits=port_limits(limit),
         tell=lambda line: print(line, flush=True),
     )
-    frame = pd.DataFrame(rows).assign(device=provenance(code_digest)["device"])
+    shares = step_share.measure(step.model_size, step.images, repeats=settings.repeats, seconds=settings.seconds)
+    frame = pd.DataFrame([*rows, *shares]).convert_dtypes().assign(device=provenance(code_digest)["device"])
     speedups = frame[frame["metric"] == "speedup"]
     texts = {
         f"{row['operation']} {row['direction']} "
@@ -53,9 +54,11 @@ def operator_benchmark(preset: Preset, code_digest: str) -> list[str]:
         experiment="LaplacianFormer",
         name="operator timings",
         code_digest=code_digest,
-        params=settings.model_dump(mode="json") | {"port_limit": limit.instruction_set or limit.why},
+        params=settings.model_dump(mode="json")
+        | {"port_limit": limit.instruction_set or limit.why, "training_step": step.model_dump(mode="json")},
         metrics={f"speedup {text}": value for text, value in texts.items()},
         started=started,
         table=True,
     )
-    return [f"{value:7.2f} x the best peer: {text}" for text, value in texts.items()]
+    lines = [f"{value:7.2f} x the best peer: {text}" for text, value in texts.items()]
+    return [*lines, *(f"{100 * value:6.1f} % {text}" for text, value in step_share.shares(shares).items())]

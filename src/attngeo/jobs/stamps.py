@@ -7,6 +7,7 @@ from typing import Any
 
 from attngeo.config import Preset, RunRow
 from attngeo.data import embedded
+from attngeo.evaluation.token_sizes import FUSED_SOFTMAX
 from attngeo.files import write_aside
 from attngeo.jobs import gpu_timings, sources
 from attngeo.layers.registry import ATTENTION_KINDS
@@ -130,8 +131,11 @@ def _operator_benchmark(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     return digest.explain(
         ["attngeo.jobs.operator_benchmark"],
         files=[preset.root / "benchmarks/port_limit.cpp"],
-        values=preset.benchmarks.operators.model_dump(mode="json"),
-        packages=("torch", "numpy", "scipy", "scikit-learn"),
+        values={
+            **preset.benchmarks.operators.model_dump(mode="json"),
+            "training_step": preset.benchmarks.training_step.model_dump(mode="json"),
+        },
+        packages=("torch", "timm", "numpy", "scipy", "scikit-learn"),
     )
 
 
@@ -147,6 +151,17 @@ def _edge_benchmark(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     modules = _attention(",".join(preset.benchmarks.edge.kinds), digest)[0]
     values = preset.benchmarks.edge.model_dump(mode="json")
     return digest.explain(["attngeo.jobs.edge_benchmark", *modules], values=values, packages=_NUMERICS)
+
+
+def _token_benchmark(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+    settings = preset.benchmarks
+    kinds = [kind for kind in settings.tokens.kinds if kind != FUSED_SOFTMAX]
+    modules = _attention(",".join(["softmax", "laplacian", *kinds]), digest)[0]
+    values = {
+        "tokens": settings.tokens.model_dump(mode="json"),
+        "training_step": settings.training_step.model_dump(mode="json"),
+    }
+    return digest.explain(["attngeo.jobs.token_benchmark", *modules], values=values, packages=_NUMERICS)
 
 
 def _gpu_timings(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
@@ -177,6 +192,7 @@ def stamp_names(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], di
     yield "benchmarks/operators", lambda d: _operator_benchmark(preset, d)
     yield "benchmarks/solver", lambda d: _solver_benchmark(preset, d)
     yield "benchmarks/edge", lambda d: _edge_benchmark(preset, d)
+    yield "benchmarks/tokens", lambda d: _token_benchmark(preset, d)
     yield "benchmarks/gpu", lambda d: _gpu_timings(preset, d)
     for name, target in TARGETS.items():
         yield f"paper/{name}", lambda d, target=target: _target(preset, d, target)  # type: ignore[misc]

@@ -238,8 +238,9 @@ def norm_gain_constant(frame: "pd.DataFrame") -> Finding:
 
 @decision
 def cost_exponents(frame: "pd.DataFrame") -> Finding:
-    """P2.a: metrics `time_exponent` and `memory_exponent` by `attention` (laplacian, softmax).
+    """P2.a: metrics `time_exponent` and `memory_exponent` by `attention` (laplacian, softmax: the plain one).
 
+    Of several passes the worst counts: the largest exponent of Laplacian, the smallest of softmax.
     Against: a Laplacian exponent of 1.8 or more, or one of plain softmax of at most 1.15.
     """
     parts: dict[str, Part] = {}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attngeo.errors import UserError
 from attngeo.paper import records
-from attngeo.paper.results import read_published
+from attngeo.paper.results import read_published, rows_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,6 +16,8 @@ PUBLISHED_TOKENS = (16, 32, 64, 128)
 # The operators that the published table times, under the names that it gives them.
 PUBLISHED_NAMES = {"L1 distance": "laplacian_kernel", "Newton-Schulz": "newton_schulz_inverse"}
 NOT_MEASURED = "our GPU, not measured"
+# How the records of training steps name our operators, in a step's profile and as a form.
+OWN_OPERATORS, OURS = "attngeo::", "attngeo"
 COLUMNS = (
     *("operation", "direction", "slices", "tokens", "landmarks", "channels", "form", "implementation"),
     *("time_ms", "spread_ms", "n", "backend", "device", "device_kind", "kind"),
@@ -70,6 +72,43 @@ def read(inputs: Sequence[Path]) -> "tuple[pd.DataFrame, pd.DataFrame]":
         if name not in by_name:
             raise UserError(f"no file {name} of the preset feeds the kernel timings", "let snakemake make it")
     return ours(records.read(by_name["operators.json"])), ours(records.read(by_name["gpu.json"]))
+
+
+def training_steps(inputs: Sequence[Path]) -> "pd.DataFrame":
+    """Training steps of whole models, ours, a row a kind and form, in the columns of the timings.
+
+    Another column, `share`, is the part of the step inside our operators; the naive form stands where torch's does.
+    """
+    import pandas as pd
+
+    frame = records.read(next(path for path in inputs if path.name == "operators.json"))
+    columns = [*COLUMNS, "share"]
+    if "form" not in frame or "model_size" not in frame:
+        return pd.DataFrame(columns=columns)
+    case = ["attention", "form"]
+    own = frame[(frame["metric"] == "operator_share") & (frame["operators"] == OWN_OPERATORS)]
+    shares = own.set_index(case)["value"]
+    steps = frame[frame["metric"] == "step_ms"]
+    return pd.DataFrame(
+        [
+            {
+                "operation": f"training step, {row['model_size']} {row['attention']}, batch {int(row['batch'])}",
+                "direction": "forward, backward, update",
+                "form": OWN if row["form"] == OURS else TORCH,
+                "implementation": row["form"],
+                "time_ms": row["value"],
+                "spread_ms": row["spread"],
+                "n": row["n"],
+                "backend": row["backend"],
+                "device": row["device"],
+                "device_kind": "cpu",
+                "kind": "ours",
+                "share": shares.get((row["attention"], row["form"])),
+            }
+            for row in rows_of(steps)
+        ],
+        columns=columns,
+    )
 
 
 def older_sources(inputs: Sequence[Path]) -> list[str]:

@@ -78,6 +78,7 @@ VARIATIONAL = "analyses/variational.json"
 OPERATOR_BENCHMARK = "benchmarks/operators.json"
 SOLVER_BENCHMARK = "benchmarks/solver.json"
 EDGE_BENCHMARK = "benchmarks/edge.json"
+TOKEN_BENCHMARK = "benchmarks/tokens.json"
 GPU_TIMINGS = "benchmarks/gpu.json"
 
 
@@ -151,6 +152,10 @@ def _tuning_inputs(preset: Preset) -> list[str]:
     return run_files(preset, "tuning", ("final.json",))
 
 
+def _token_inputs(preset: Preset) -> list[str]:
+    return [TOKEN_BENCHMARK]
+
+
 def _numbered(
     kind: str,
     number: int,
@@ -190,6 +195,7 @@ FIGURES: dict[str, Target] = {
             _fig3_inputs,
             ("published/imagenet.csv",),
         ),
+        _figure(4, "fig04_cost_tokens", "Time and memory against the number of tokens", ("P2.a",), _token_inputs),
         _figure(
             5,
             "fig05_kernel_timings",

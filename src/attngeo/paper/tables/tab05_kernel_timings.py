@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attngeo.paper.kernel_timings import COLUMNS, NOT_MEASURED, OWN, TORCH, older_sources, published, read
+from attngeo.paper.kernel_timings import (
+    COLUMNS,
+    NOT_MEASURED,
+    OWN,
+    TORCH,
+    older_sources,
+    published,
+    read,
+    training_steps,
+)
 from attngeo.paper.render import Tabulated
 from attngeo.paper.results import count_non_finite, listed, non_finite_sentence, preset_name, span
 
@@ -21,7 +30,8 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     cpu, gpu = read(inputs)
     if not len(gpu):
         gpu = pd.DataFrame([{"device": NOT_MEASURED, "kind": "ours"}], columns=list(COLUMNS))
-    data = pd.concat([_with_ratio(frame) for frame in (published(), cpu, gpu)], ignore_index=True)
+    steps = training_steps(inputs)
+    data = pd.concat([_with_ratio(frame) for frame in (published(), cpu, gpu, steps)], ignore_index=True)
     ours = data[data["kind"] == "ours"]
     table = pd.DataFrame(
         {
@@ -36,6 +46,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
             "median above (ms)": data["spread_ms"].astype(float),
             "n": data["n"],
             "torch / own": data["ratio"],
+            "share of step (%)": 100 * data["share"].astype(float),
             "backend": data["backend"].replace("", None),
             "device": data["device"],
             "kind": data["kind"],
@@ -50,14 +61,14 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         "implementation: attngeo, or the fastest form in torch that gives the same result; torch / own is the ratio "
         "of the two. Newton-Schulz takes 20 iterations; its backward pass in torch differentiates through them, ours "
         "is -X^T G X^T. On a CPU: processor time of one thread, memory reused between calls; every other contestant "
-        f"is in benchmarks/operators.csv. {_gpu_sentence(gpu, older)}Preset {preset_name(inputs)} on "
-        f"{listed(set(cpu['device']))}."
+        f"is in benchmarks/operators.csv. {_steps_sentence(steps)}{_gpu_sentence(gpu, older)}"
+        f"Preset {preset_name(inputs)} on {listed(set(cpu['device']))}."
     ) + non_finite_sentence(count_non_finite(data["time_ms"].dropna()))
     return Tabulated(
         table,
         caption,
         "kernel-timings",
-        formats={"time (ms)": ".3g", "median above (ms)": ".2g", "torch / own": ".1f"},
+        formats={"time (ms)": ".3g", "median above (ms)": ".2g", "torch / own": ".1f", "share of step (%)": ".1f"},
         widths={"implementation": "2.6cm", "device": "2.2cm", "backend": "1.8cm"},
         long=True,
     )
@@ -70,6 +81,17 @@ def _with_ratio(frame: "pd.DataFrame") -> "pd.DataFrame":
     both = times.merge(torch_times, on=CASE, how="left", suffixes=("", "_torch"))
     defined = (both["form"] == OWN) & (both["time_ms"] > 0)
     return both.assign(ratio=(both["time_ms_torch"] / both["time_ms"]).where(defined)).drop(columns="time_ms_torch")
+
+
+def _steps_sentence(steps: "pd.DataFrame") -> str:
+    """What the block of training steps shows."""
+    if not len(steps):
+        return ""
+    return (
+        "training step: a whole model on random images, one thread, timed without and profiled apart; share of step: "
+        "the part of a profiled step inside our operators, forward and backward; torch / own: the step with their "
+        "naive forms over the one with ours. Softmax has none of them. "
+    )
 
 
 def _gpu_sentence(gpu: "pd.DataFrame", older: Sequence[str]) -> str:
