@@ -131,3 +131,7 @@ EVALUATION_RENORMALISED = 1e-4
 EXACT_ATTENTION_PEAK_INPUTS = 64.0
 # Softmax over 121 tokens with its weights in memory and in blocks, float32, relative to the largest number.
 FUSED_SOFTMAX_FLOAT32 = 1e-5
+# Attention masses in float64: sums of at most 400 shares below 1.
+MASSES_FLOAT64 = 1e-12
+# Newton's method on a bandwidth stops at a relative error of 1e-7 in the mean; float32 kernels add half as much.
+MATCHED_SIMILARITY_RELATIVE = 1e-6

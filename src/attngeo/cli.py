@@ -393,6 +393,34 @@ def analyze_injectivity(
     injectivity(config, digest)
 
 
+@analyze_app.command("attention-distance")
+def analyze_attention_distance(
+    preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None
+) -> None:
+    """Attention of a Laplacian and a Gaussian kernel by distance, on queries and keys of vision models."""
+    config = _preset(preset)
+    _writable(config)
+    digest = _digest(config, stamp, "attention_distance")
+    _use_threads(threads or config.resources.analyze.threads)
+    from attngeo.jobs.attention_distance import attention_distance
+
+    attention_distance(config, digest)
+
+
+@analyze_app.command("attention-maps")
+def analyze_attention_maps(
+    preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None
+) -> None:
+    """Attention maps of the preset's trained models: what the centre token takes of every token of an image."""
+    config = _preset(preset)
+    _writable(config)
+    digest = _digest(config, stamp, "attention_maps")
+    _use_threads(threads or config.resources.analyze.threads)
+    from attngeo.jobs.attention_maps import attention_maps
+
+    attention_maps(config, digest)
+
+
 @benchmark_app.command("operators")
 def benchmark_operators(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
     """Time the operators against torch, SciPy and scikit-learn, each checked against float64 first; one thread."""

@@ -48,6 +48,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]*")
 SOLVER_KIND = "laplacian"
 _SHOWN = {"figures": FIGURES, "tables": TABLES}  # by the key that lists them
 _OPTIONAL_COLUMNS = ("attention", "options")
+DISTANCE_KINDS = ("softmax", "gaussian", "laplacian", "laplacian_exact")  # they compare queries with keys
 _RESERVED = ("recipes", "embedded", "logs", "mlflow-artifacts")  # folders that are there already
 
 
@@ -147,6 +148,24 @@ class InjectivityConfig(_Strict):
     images: int = Field(8, ge=2)
     model: Identifier = "dinov2-s"
     landmark_grids: tuple[int, ...] = (2, 3, 4, 5, 7)
+
+
+class AttentionDistanceConfig(_Strict):
+    """Size of the measurement of attention by distance; the runs that feed fig1 are measured too."""
+
+    images: int = Field(16, ge=1)
+    model: Identifier = "dinov2-s"
+    layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (3, 7, 11), min_length=1, description="layers of the pretrained model, from 0"
+    )
+    queries: int = Field(64, ge=1, description="tokens of an image whose distances to all others are taken")
+
+
+class AttentionMapsConfig(_Strict):
+    """Validation images of the attention maps; the runs that feed fig8 are looked at."""
+
+    images: int = Field(16, ge=1, description="images that the numbers are means over")
+    shown: int = Field(2, ge=1, description="images of each data set that are drawn")
 
 
 class OperatorTimingsConfig(_Strict):
@@ -354,6 +373,8 @@ class PresetFile(_Strict):
     connection_walk: ConnectionWalkConfig = ConnectionWalkConfig()
     variational: VariationalConfig = VariationalConfig()
     injectivity: InjectivityConfig = InjectivityConfig()
+    attention_distance: AttentionDistanceConfig = AttentionDistanceConfig()
+    attention_maps: AttentionMapsConfig = AttentionMapsConfig()
     benchmarks: BenchmarksConfig = BenchmarksConfig()
     resources: StageResources = StageResources()
     figures: tuple[str, ...] = Field(tuple(FIGURES), description="without it, every one that something feeds")
@@ -414,6 +435,10 @@ class Preset(PresetFile):
     def token_benchmark_mb(self) -> int:
         """Memory that the largest pass may take, beside that of the processes."""
         return max(self.resources.benchmark.mem_mb, self.benchmarks.tokens.memory_mib + 1000)
+
+    def runs_that_feed(self, target: str) -> list[RunRow]:
+        """The runs whose line of the sheet names that target, possibly none."""
+        return [row for row in self.runs if target in row.feeds]
 
     @cached_property
     def analysed_models(self) -> dict[str, LanguageModelConfig]:
@@ -583,6 +608,7 @@ def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = Non
     _check_sources(preset, file)
     _check_runs(preset, file, sheet)
     _check_solver_runs(preset, file)
+    _check_looked_into(preset, sheet)
     return _with_targets(preset, checked.model_fields_set, file, sheet)
 
 
@@ -662,6 +688,24 @@ def _check_solver_runs(preset: Preset, file: str) -> None:
             )
 
 
+def _check_looked_into(preset: Preset, sheet: str) -> None:
+    """Runs of fig1 have queries and keys; fig8 has one run a data set and kind."""
+    for row in preset.runs_that_feed("fig1"):
+        if not set(kinds_in(row.attention_kind)) <= set(DISTANCE_KINDS):
+            raise UserError(
+                f"{sheet}, run {row.run_id!r}: fig1 cannot show attention {row.attention_kind!r}",
+                f"let runs of these kinds feed it: {', '.join(DISTANCE_KINDS)}",
+            )
+    shown: dict[tuple[str, str], str] = {}
+    for row in preset.runs_that_feed("fig8"):
+        first = shown.setdefault((row.dataset, row.attention_kind), row.run_id)
+        if first != row.run_id:
+            raise UserError(
+                f"{sheet}: runs {first!r} and {row.run_id!r} of one data set and attention kind feed fig8",
+                "let only one of them feed it",
+            )
+
+
 def _with_targets(preset: Preset, given: Collection[str], file: str, sheet: str) -> Preset:
     """The preset with the figures and tables that it lists, if `given` has their key, else all that something feeds.
 
@@ -680,11 +724,15 @@ def _with_targets(preset: Preset, given: Collection[str], file: str, sheet: str)
                     f"let a run of {sheet} feed it, add models, or list the {key} without it",
                 )
     vision_models = [model.id for model in preset.vision_models]
-    if "fig7" in preset.figures and preset.injectivity.model not in vision_models:
-        raise UserError(
-            f"{file}: key 'injectivity.model': {preset.injectivity.model!r} is not one of the vision_models",
-            f"{_options(vision_models) if vision_models else 'add it there'}; or list the figures without fig7",
-        )
+    for name, key, model in (
+        ("fig1", "attention_distance.model", preset.attention_distance.model),
+        ("fig7", "injectivity.model", preset.injectivity.model),
+    ):
+        if name in preset.figures and model not in vision_models:
+            raise UserError(
+                f"{file}: key {key!r}: {model!r} is not one of the vision_models",
+                f"{_options(vision_models) if vision_models else 'add it there'}; or list the figures without {name}",
+            )
     return preset
 
 

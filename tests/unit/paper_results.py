@@ -313,6 +313,84 @@ def write_injectivity(
     return path
 
 
+def write_attention_distance(
+    folder: Path, *, excess: float = 0.02, half: float = 0.005, sets: int = 3, images: int = 32, nan: bool = False
+) -> Path:
+    """Attention by distance on invented feature sets; `excess` is the ledger's number of each, `half` its interval."""
+    rows: list[dict[str, object]] = []
+    for index in range(sets):
+        shared = {"features": f"invented set {index}", "layer": "mean", "unit": "1", "n": images}
+        interval = {"spread": half, "spread_kind": "half-width of the 95 % bootstrap interval over images"}
+        value = math.nan if nan and index == 0 else excess
+        rows.append(shared | interval | {"metric": "middle_tercile_mass_excess", "value": value})
+        for control, scale, levels in (
+            ("features", "matched", (0.1, 0.4, 0.8)),
+            ("features", "fixed", (None,)),
+            ("gaussian_noise", "matched", (0.4,)),
+        ):
+            for level in levels:
+                labels = shared | interval | {"control": control, "scale": scale, "matched_at": level}
+                for partition in ("l2", "l1"):
+                    case = labels | {"partition": partition}
+                    rows.append(case | {"metric": "middle_mass_difference", "value": excess})
+                    for kernel in ("laplacian", "gaussian"):
+                        for tercile, mass in (("near", 0.5), ("middle", 0.3), ("far", 0.2)):
+                            of = {"kernel": kernel, "tercile": tercile, "value": mass}
+                            rows.append(case | of | {"metric": "tercile_mass"})
+                for kernel in ("laplacian", "gaussian"):
+                    for metric in ("bandwidth", "median_over_bandwidth", "mean_similarity", "mean_attention_distance"):
+                        rows.append(labels | {"kernel": kernel, "metric": metric, "value": 0.9})
+        for tercile in ("near", "middle", "far"):
+            uniform = shared | {"control": "uniform", "kernel": "uniform", "value": 1 / 3, "tercile": tercile}
+            rows.append(uniform | {"metric": "tercile_mass"})
+        rows.append(
+            shared | {"control": "uniform", "kernel": "uniform", "metric": "mean_attention_distance", "value": 7.0}
+        )
+        for distance in ("l1", "squared_l2"):
+            labels = shared | {"control": "features", "distance": distance}
+            for metric in ("cv", "skewness", "excess_kurtosis", "dynamic_range"):
+                rows.append(labels | {"metric": f"distance_{metric}", "value": 1.5})
+        for distance, where in (
+            ("l1", "standard deviations"),
+            ("squared_l2", "standard deviations"),
+            ("l1", "medians"),
+            ("l2", "medians"),
+        ):
+            labels = shared | {"control": "features", "distance": distance, "in": where, "metric": "distance_density"}
+            rows += [labels | {"at": at, "value": 0.5 - 0.1 * abs(at - 1)} for at in (0.5, 1.0, 1.5)]
+    path = folder / "analyses" / "attention_distance.json"
+    records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
+    return path
+
+
+def write_attention_maps(folder: Path, *, datasets: dict[str, tuple[str, ...]] | None = None) -> list[Path]:
+    """Maps of two images at two stages, by data set and attention kind, with the arrays beside the records."""
+    rows: list[dict[str, object]] = []
+    arrays: dict[str, np.ndarray] = {}
+    rng = np.random.default_rng(5)
+    for dataset, kinds in (datasets or {"invented": ("softmax", "laplacian")}).items():
+        arrays[f"{dataset}/images"] = rng.integers(0, 255, (2, 12, 12, 3), dtype=np.uint8)
+        for kind in (*kinds, "uniform"):
+            run = "" if kind == "uniform" else f"{dataset}-{kind}"
+            for stage, side in ((1, 6), (2, 3)):
+                labels = {"dataset": dataset, "run": run, "attention": kind, "stage": stage, "heads": 1}
+                labels |= {"rows": side, "columns": side, "token_row": side // 2, "token_column": side // 2}
+                arrays[f"{run}/stage {stage}"] = rng.normal(1 / side**2, 0.01, (2, side, side)).astype(np.float32)
+                controls = ("uniform",) if kind == "uniform" else ("trained", "random_init")
+                cases = [({"image": "all", "control": control}, 16) for control in controls]
+                if run:
+                    cases += [({"image": str(index), "class": "hat", "control": "trained"}, 1) for index in range(2)]
+                for case, n in cases:
+                    shared = labels | case | {"n": n}
+                    rows.append(shared | {"metric": "effective_tokens", "value": 5.0, "spread": 0.5})
+                    share = {"metric": "spatial_tercile_share", "tercile": "far", "value": 0.3, "spread": 0.1}
+                    rows.append(shared | share)
+    path = folder / "analyses" / "attention_maps.json"
+    records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
+    np.savez(path.with_suffix(".npz"), **arrays)
+    return [path, path.with_suffix(".npz")]
+
+
 def write_operator_timings(folder: Path, *, ratio: float = 5.0, repeats: int = 10) -> Path:
     """Timings of this machine's processor: `ratio` times faster than torch at every size."""
     rows = [
@@ -556,7 +634,9 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
     ablation = write_ablation(folder, ABLATION)
     ablation += write_ablation(folder, {"": (84.0, 84.5, 83.0)}, kind="softmax", residual=None)
     lambdas = write_ablation(folder, {"lambda_=2": (78.0, 79.0, 77.5)})
+    distance, maps = write_attention_distance(folder, nan=nan_run), write_attention_maps(folder)
     return {
+        "fig1": [distance],
         "fig2": runs,
         "fig3": runs,
         "tab1": runs,
@@ -565,6 +645,7 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
         "tab5": [timings, gpu],
         "fig6": [solver],
         "fig7": [injectivity],
+        "fig8": maps,
         "fig10": walks,
         "fig16": [variational],
         "edge": [write_edge(folder)],
@@ -572,5 +653,5 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
         "tab2": [*ablation, *lambdas],
         "tab3": [path for path in ablation if "init" not in path.parent.name],
         "tab4": ablation,
-        "tab9": [*runs, *walks, variational, injectivity, timings, gpu, solver, tokens],
+        "tab9": [*runs, *walks, variational, injectivity, timings, gpu, solver, tokens, distance],
     }

@@ -50,6 +50,8 @@ def test_overrides_replace_single_keys() -> None:
         ({"figures": ["fig7", "fig70"]}, ["fig70", "fig7"]),
         ({"language_models": [{"id": "x"}]}, ["language_models.0.source", "missing"]),
         ({"injectivity": {"model": "minilm-l6"}}, ["injectivity.model", "dinov2-s"]),
+        ({"attention_distance": {"model": "minilm-l6"}}, ["attention_distance.model", "dinov2-s", "fig1"]),
+        ({"attention_distance": {"layers": []}}, ["attention_distance.layers", "at least 1"]),
         ({"benchmarks": {"solver": {"landmarks": 15}}}, ["benchmarks.solver.landmarks", "square"]),
         ({"benchmarks": {"solver": {"runs": ["fashion-softmax-s0"]}}}, ["fashion-softmax-s0", "fashion-laplacian-s0"]),
         ({"benchmarks": {"tokens": {"tokens": [64, 120]}}}, ["benchmarks.tokens.tokens", "square", "120"]),
@@ -131,6 +133,21 @@ def test_what_tunes_needs_images_that_are_held_out(root: Path) -> None:
     assert {"tab1", "fig2", "fig3"}.isdisjoint((*preset.tables, *preset.figures))
 
 
+@pytest.mark.parametrize(
+    ("run", "feeds", "words"),
+    [
+        ("fashion-riemannian-s0", "fig1", "fig1 cannot show attention 'riemannian'"),
+        ("fashion-softmax-s1", "fig8", "'fashion-softmax-s0' and 'fashion-softmax-s1' of one data set"),
+    ],
+)
+def test_runs_that_a_figure_cannot_look_into_are_refused(root: Path, run: str, feeds: str, words: str) -> None:
+    sheet = root / "config/demo/runs.tsv"
+    lines = [f"{line},{feeds}" if line.startswith(f"{run}\t") else line for line in sheet.read_text().splitlines()]
+    sheet.write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=words):
+        load_preset(root, "demo")
+
+
 def test_a_run_twice_is_refused(root: Path) -> None:
     sheet = root / "config/demo/runs.tsv"
     sheet.write_text(sheet.read_text() + sheet.read_text().splitlines()[-1] + "\n")
@@ -142,7 +159,7 @@ def test_an_own_attention_file_must_exist(root: Path) -> None:
     sheet = root / "config/demo/runs.tsv"
     sheet.write_text(
         "run_id\tmodel\tdataset\trecipe\tseed\tfeeds\tattention\n"
-        "r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1,fig2,fig3,tab2,tab3,tab4\tmine.py:Mine\n"
+        "r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1,fig2,fig3,fig8,tab2,tab3,tab4\tmine.py:Mine\n"
     )
     with pytest.raises(UserError, match=r"mine\.py"):
         load_preset(root, "demo")
@@ -156,7 +173,7 @@ def test_an_own_attention_file_must_exist(root: Path) -> None:
 
 def test_a_run_may_name_a_kind_a_stage_and_its_code_is_that_of_all_of_them(root: Path) -> None:
     sheet = root / "config/demo/runs.tsv"
-    line = "r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1,fig2,fig3,tab2,tab3,tab4\t{}\n"
+    line = "r\tlaplacianformer_micro\tfashion-mnist\tmicro\t0\ttab1,fig2,fig3,fig8,tab2,tab3,tab4\t{}\n"
     head = "run_id\tmodel\tdataset\trecipe\tseed\tfeeds\tattention\n"
     for attention, words in (("softmax,cosine,softmax", "'cosine'"), ("softmax,gaussian", "2 kinds for 3 stages")):
         sheet.write_text(head + line.format(attention))

@@ -129,6 +129,7 @@ def test_verdict_is_capped_by_the_power_of_the_preset(
         ("P1.b", paper_results.write_variational, {}, {"seeds": 4}, "4 seeds of at least 5"),
         ("P1.c", paper_results.write_variational, {}, {"seeds": 2}, "2 seeds of at least 5"),
         ("P2.a", paper_results.write_tokens, {}, {"largest_plain": 4096}, "4 sizes a fit of at least 5"),
+        ("P2.b", paper_results.write_attention_distance, {}, {"images": 8}, "8 images of at least 16"),
         ("P2.c", paper_results.write_injectivity, {}, {"images": 8}, "8 images of at least 16"),
         ("P2.f", paper_results.write_runs, {"seeds": 5}, {"seeds": 5, "n_eval": 100}, "100 evaluated images a run"),
     ],
@@ -175,7 +176,7 @@ def test_powered_presets_ask_for_what_the_rules_need(preset):
     settings = yaml.safe_load((ROOT / "config" / preset / "config.yaml").read_text(encoding="utf-8"))
     asked = {
         "seeds": len(settings["variational"]["seeds"]),
-        "images": min(settings["injectivity"]["images"], settings["connection_walk"]["images"]),
+        "images": min(settings[key]["images"] for key in ("injectivity", "connection_walk", "attention_distance")),
         "windows": settings["connection_walk"]["windows"],
         "tokens a window": settings["connection_walk"]["window_tokens"],
         "null draws": settings["connection_walk"]["null_draws"],

@@ -58,6 +58,16 @@ def test_runs_on_held_out_images_are_no_evidence():
     assert not any(path.startswith("runs/") for path in PAGES["claims"].inputs(preset))
 
 
+def test_maps_are_made_for_the_runs_that_feed_them_and_are_no_evidence_as_arrays():
+    fed = Preset("p", runs=(Run("a", "m", "d", 0, feeds=("fig8",)),))
+    maps = ["analyses/attention_maps.json", "analyses/attention_maps.npz"]
+    assert FIGURES["fig8"].inputs(fed) == maps
+    assert FIGURES["fig8"].inputs(PRESET) == []
+    evidence = TABLES["tab9"].inputs(fed)
+    assert maps[0] in evidence
+    assert maps[1] not in evidence
+
+
 def test_targets_of_an_empty_preset_have_no_runs():
     assert TABLES["tab1"].inputs(Preset("empty")) == []
 

@@ -20,7 +20,7 @@ rule operator_benchmark:
 
 rule solver_benchmark:
     input:
-        solver_inputs(),
+        trained_inputs(PRESET.solver_runs),
         ancient(TRACKING),
         code=stamp("benchmarks/solver"),
     output:

@@ -106,12 +106,21 @@ def walked_inputs(wildcards):
     return embedded_input(model.id, model.source) + images
 
 
-def solver_inputs():
-    """Weights and images of the models whose landmark matrices the solvers are compared on."""
-    runs = PRESET.solver_runs
-    weights = [f"{RESULTS}/runs/{run.run_id}/weights.safetensors" for run in runs]
+def trained_inputs(runs):
+    """What makes the models of finished runs again, and the images of their data sets."""
+    files = [
+        f"{RESULTS}/runs/{run.run_id}/{name}"
+        for run in runs
+        for name in ("final.json", "weights.safetensors")
+    ]
     images = {f"{RESULTS}/data/{run.dataset}/manifest.json" for run in runs}
-    return weights + sorted(images)
+    return files + sorted(images)
+
+
+def photographed_inputs(model_id):
+    """A pretrained vision model of the preset, and the images that it looks at."""
+    source = getattr(PRESET.analysed_models.get(model_id), "source", "")
+    return ["results/embedded/textile.json", *embedded_input(model_id, source)]
 
 
 def target_inputs(target):

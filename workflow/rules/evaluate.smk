@@ -1,12 +1,6 @@
 rule injectivity:
     input:
-        "results/embedded/textile.json",
-        embedded_input(
-            PRESET.injectivity.model,
-            getattr(
-                PRESET.analysed_models.get(PRESET.injectivity.model), "source", ""
-            ),
-        ),
+        photographed_inputs(PRESET.injectivity.model),
         ancient(TRACKING),
         code=stamp("injectivity"),
     output:
@@ -22,3 +16,45 @@ rule injectivity:
         preset=PRESET.name,
     shell:
         "attngeo analyze injectivity --preset {params.preset} --stamp {input.code} --threads {threads} > {log} 2>&1"
+
+
+rule attention_distance:
+    input:
+        photographed_inputs(PRESET.attention_distance.model),
+        trained_inputs(PRESET.runs_that_feed("fig1")),
+        ancient(TRACKING),
+        code=stamp("attention_distance"),
+    output:
+        f"{RESULTS}/analyses/attention_distance.json",
+    log:
+        f"{LOGS}/attention_distance.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("analyze").threads
+    resources:
+        **needs("analyze"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo analyze attention-distance --preset {params.preset} --stamp {input.code} --threads {threads} > {log} 2>&1"
+
+
+rule attention_maps:
+    input:
+        trained_inputs(PRESET.runs_that_feed("fig8")),
+        ancient(TRACKING),
+        code=stamp("attention_maps"),
+    output:
+        records=f"{RESULTS}/analyses/attention_maps.json",
+        arrays=f"{RESULTS}/analyses/attention_maps.npz",
+    log:
+        f"{LOGS}/attention_maps.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("analyze").threads
+    resources:
+        **needs("analyze"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo analyze attention-maps --preset {params.preset} --stamp {input.code} --threads {threads} > {log} 2>&1"

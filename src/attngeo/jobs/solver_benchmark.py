@@ -2,15 +2,13 @@
 
 import time
 
-import safetensors.torch
 from torch import Tensor
 
 from attngeo.config import Preset, RunRow
-from attngeo.data.batches import open_batches
 from attngeo.evaluation import solver_convergence
 from attngeo.evaluation.solver_convergence import KAPPA, RANDOM, TRAINED
 from attngeo.jobs.analysis import keep
-from attngeo.jobs.run_model import build_model
+from attngeo.jobs.trained import load_trained
 
 
 def solver_benchmark(preset: Preset, code_digest: str) -> None:
@@ -53,16 +51,6 @@ def solver_benchmark(preset: Preset, code_digest: str) -> None:
 
 def _trained(preset: Preset, row: RunRow) -> list[Tensor]:
     """Landmark matrices of a finished run for the first validation images, one tensor a layer."""
-    batches = open_batches(
-        preset.results / "data" / row.dataset / "manifest.json",
-        "val",
-        batch_size=preset.benchmarks.solver.images,
-        seed=row.seed,
-        image_size=preset.recipe_of(row).image_size,
-        augment=False,
-        loader=preset.datasets[row.dataset].loader,
-    )
-    model = build_model(preset, row, batches.num_classes)
-    model.load_state_dict(safetensors.torch.load_file(preset.results / "runs" / row.run_id / "weights.safetensors"))
+    model, batches = load_trained(preset, row, batch_size=preset.benchmarks.solver.images)
     images, _ = next(iter(batches))
     return solver_convergence.trained_landmark_matrices(model, images)

@@ -1,6 +1,6 @@
 """The digest stamp of every job: which code, values and versions its result depends on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,39 @@ def _injectivity(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     return digest.explain(["attngeo.jobs.injectivity"], values=values, packages=_PRETRAINED)
 
 
+def _attention_distance(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+    model_id = preset.attention_distance.model
+    values = preset.attention_distance.model_dump(mode="json") | {"images_from": embedded.pins(sources.PHOTOGRAPHS)}
+    if model_id in preset.analysed_models:
+        values["state"] = _source(preset, model_id, preset.analysed_models[model_id].source)
+    runs = preset.runs_that_feed("fig1")
+    return _looking_into(preset, digest, "attngeo.jobs.attention_distance", runs, values, _PRETRAINED)
+
+
+def _attention_maps(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+    values = preset.attention_maps.model_dump(mode="json")
+    return _looking_into(preset, digest, "attngeo.jobs.attention_maps", preset.runs_that_feed("fig8"), values, ())
+
+
+def _looking_into(
+    preset: Preset,
+    digest: CodeDigest,
+    job: str,
+    runs: Sequence[RunRow],
+    values: dict[str, Any],
+    packages: tuple[str, ...],
+) -> dict[str, Any]:
+    """The stamp of a job that builds the models of runs again: their kinds and rows belong to it."""
+    kinds = dict.fromkeys(row.attention_kind for row in runs)
+    modules, files = [job], []
+    for kind in sorted(kinds):
+        of_kind = _attention(kind, digest)
+        modules, files = modules + of_kind[0], files + of_kind[1]
+    values = values | {"runs": [row.model_dump(mode="json", exclude={"feeds"}) for row in runs]}
+    packages = tuple(dict.fromkeys((*packages, *_NUMERICS, *_IMAGES)))
+    return digest.explain(modules, files=files, values=values, packages=packages)
+
+
 def _operator_benchmark(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     return digest.explain(
         ["attngeo.jobs.operator_benchmark"],
@@ -140,11 +173,8 @@ def _operator_benchmark(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
 
 
 def _solver_benchmark(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
-    kinds = {row.attention_kind for row in preset.solver_runs}
-    modules = [module for kind in sorted(kinds) for module in _attention(kind, digest)[0]]
     values = preset.benchmarks.solver.model_dump(mode="json")
-    values["runs"] = [row.model_dump(mode="json", exclude={"feeds"}) for row in preset.solver_runs]
-    return digest.explain(["attngeo.jobs.solver_benchmark", *modules], values=values, packages=_NUMERICS)
+    return _looking_into(preset, digest, "attngeo.jobs.solver_benchmark", preset.solver_runs, values, ())
 
 
 def _edge_benchmark(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
@@ -189,6 +219,8 @@ def stamp_names(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], di
         yield f"connection_walk/{model_id}", lambda d, model_id=model_id: _walk(preset, d, model_id)  # type: ignore[misc]
     yield "variational", lambda d: _variational(preset, d)
     yield "injectivity", lambda d: _injectivity(preset, d)
+    yield "attention_distance", lambda d: _attention_distance(preset, d)
+    yield "attention_maps", lambda d: _attention_maps(preset, d)
     yield "benchmarks/operators", lambda d: _operator_benchmark(preset, d)
     yield "benchmarks/solver", lambda d: _solver_benchmark(preset, d)
     yield "benchmarks/edge", lambda d: _edge_benchmark(preset, d)

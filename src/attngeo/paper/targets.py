@@ -74,6 +74,8 @@ class Target:
 
 
 INJECTIVITY = "analyses/injectivity.json"
+ATTENTION_DISTANCE = "analyses/attention_distance.json"
+ATTENTION_MAPS = ("analyses/attention_maps.json", "analyses/attention_maps.npz")
 VARIATIONAL = "analyses/variational.json"
 OPERATOR_BENCHMARK = "benchmarks/operators.json"
 SOLVER_BENCHMARK = "benchmarks/solver.json"
@@ -108,7 +110,7 @@ def ledger_files(preset: Preset) -> list[str]:
     counted = [run for run in preset.runs if "tab1" in run.feeds and run.dataset not in held_out]
     finals = [f"runs/{run.run_id}/final.json" for run in counted]
     figures = [path for name in preset.figures for path in FIGURES[name].inputs(preset)]
-    records = [path for path in figures if path.startswith(("analyses/", "benchmarks/"))]
+    records = [path for path in figures if path.startswith(("analyses/", "benchmarks/")) and path.endswith(".json")]
     return list(dict.fromkeys([*finals, *connection_walk_files(preset), *records]))
 
 
@@ -126,6 +128,14 @@ def _tab1_inputs(preset: Preset) -> list[str]:
 
 def _ablation_inputs(target: str) -> Callable[[Preset], list[str]]:
     return lambda preset: run_files(preset, target, ("final.json",))
+
+
+def _attention_distance_inputs(preset: Preset) -> list[str]:
+    return [ATTENTION_DISTANCE]
+
+
+def _attention_maps_inputs(preset: Preset) -> list[str]:
+    return list(ATTENTION_MAPS) if any("fig8" in run.feeds for run in preset.runs) else []
 
 
 def _injectivity_inputs(preset: Preset) -> list[str]:
@@ -186,6 +196,13 @@ _table = partial(_numbered, "table")
 FIGURES: dict[str, Target] = {
     target.name: target
     for target in (
+        _figure(
+            1,
+            "fig01_kernel_profiles",
+            "Kernel profiles, and where attention lies by distance",
+            ("P2.b",),
+            _attention_distance_inputs,
+        ),
         _figure(2, "fig02_training_curves", "Training curves of every attention kind", ("P2.f",), _fig2_inputs),
         _figure(
             3,
@@ -208,6 +225,7 @@ FIGURES: dict[str, Target] = {
         _figure(
             7, "fig07_injectivity", "Injectivity of attention matrices against capacity", ("P2.c",), _injectivity_inputs
         ),
+        _figure(8, "fig08_attention_maps", "Attention maps on validation images", ("P2.b",), _attention_maps_inputs),
         _figure(10, "fig10_transport_isometry", "Transport isometry by depth", ("P3.e", "P3.f"), connection_walk_files),
         _figure(
             16,
