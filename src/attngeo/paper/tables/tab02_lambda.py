@@ -51,7 +51,7 @@ def _published() -> list[dict[str, Any]]:
             "data set": "ImageNet-1K",
             "model": f"LaplacianFormer-{row['size']}",
             "top-1 (%)": row["top1_pct"],
-            "difference": row["top1_pct"] - reference if row["lambda"] != LAMBDA else math.nan,
+            "difference": round(row["top1_pct"] - reference, 2) if row["lambda"] != LAMBDA else math.nan,
             "kind": row["kind"],
             "source": row["source"],
         }

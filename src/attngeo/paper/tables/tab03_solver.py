@@ -89,15 +89,15 @@ def _conclusion(groups: Sequence[Mapping[str, Any]], published: Sequence[Mapping
 
 
 def _published() -> list[dict[str, Any]]:
-    rows = rows_of(read_published("solver_ablation.csv"))
-    reference = {row["size"]: row["top1_pct"] for row in rows if _PUBLISHED[row["solver"]] == SOLVER}
+    rows = [row | {"solver": _PUBLISHED[row["solver"]]} for row in rows_of(read_published("solver_ablation.csv"))]
+    reference = {row["size"]: row["top1_pct"] for row in rows if row["solver"] == SOLVER}
     return [
         {
-            "solver": _PUBLISHED[row["solver"]],
+            "solver": row["solver"],
             "data set": "ImageNet-1K",
             "model": f"LaplacianFormer-{row['size']}",
             "top-1 (%)": row["top1_pct"],
-            "difference": row["top1_pct"] - reference[row["size"]] if _PUBLISHED[row["solver"]] != SOLVER else math.nan,
+            "difference": math.nan if row["solver"] == SOLVER else round(row["top1_pct"] - reference[row["size"]], 2),
             "kind": row["kind"],
             "source": row["source"],
         }
