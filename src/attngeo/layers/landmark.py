@@ -199,7 +199,7 @@ class LandmarkAttention(KernelAttention):
             )
         elif self.solver == "conjugate_gradient":
             inverse, residual = conjugate_gradient_inverse(
-                W, self.iterations, self.solver_eps, backward=self.backward_mode
+                W, self.iterations, self.solver_eps, backward=self.backward_mode, backend=self.backend
             )
         else:
             inverse = spd_inverse(W, self.solver_eps, backend=self.backend)

@@ -40,8 +40,8 @@ def iterates(P: Tensor, iterations: int) -> Iterator[Tensor]:
 
 def _last(P: Tensor, iterations: int) -> Tensor:
     X = torch.zeros_like(P)
-    for X in iterates(P, iterations):  # noqa: B007
-        pass
+    for iterate in iterates(P, iterations):
+        X = iterate
     return X
 
 
