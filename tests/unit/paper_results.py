@@ -314,14 +314,22 @@ def write_injectivity(
 
 
 def write_attention_distance(
-    folder: Path, *, excess: float = 0.02, half: float = 0.005, sets: int = 3, images: int = 32, nan: bool = False
+    folder: Path,
+    *,
+    excess: tuple[float, ...] = (0.02, 0.02, 0.02),
+    half: float = 0.005,
+    images: int = 32,
+    nan: bool = False,
 ) -> Path:
-    """Attention by distance on invented feature sets; `excess` is the ledger's number of each, `half` its interval."""
+    """Attention by distance on invented feature sets; `excess` holds the ledger's number of each, `half` its interval.
+
+    Noise does as the features do, and so do they at every mean similarity but the largest, where the sign is reversed.
+    """
     rows: list[dict[str, object]] = []
-    for index in range(sets):
+    for index, found in enumerate(excess):
         shared = {"features": f"invented set {index}", "layer": "mean", "unit": "1", "n": images}
         interval = {"spread": half, "spread_kind": "half-width of the 95 % bootstrap interval over images"}
-        value = math.nan if nan and index == 0 else excess
+        value = math.nan if nan and index == 0 else found
         rows.append(shared | interval | {"metric": "middle_tercile_mass_excess", "value": value})
         for control, scale, levels in (
             ("features", "matched", (0.1, 0.4, 0.8)),
@@ -332,7 +340,7 @@ def write_attention_distance(
                 labels = shared | interval | {"control": control, "scale": scale, "matched_at": level}
                 for partition in ("l2", "l1"):
                     case = labels | {"partition": partition}
-                    rows.append(case | {"metric": "middle_mass_difference", "value": excess})
+                    rows.append(case | {"metric": "middle_mass_difference", "value": -found if level == 0.8 else found})
                     for kernel in ("laplacian", "gaussian"):
                         for tercile, mass in (("near", 0.5), ("middle", 0.3), ("far", 0.2)):
                             of = {"kernel": kernel, "tercile": tercile, "value": mass}
@@ -372,6 +380,8 @@ def write_attention_maps(folder: Path, *, datasets: dict[str, tuple[str, ...]] |
         arrays[f"{dataset}/images"] = rng.integers(0, 255, (2, 12, 12, 3), dtype=np.uint8)
         for kind in (*kinds, "uniform"):
             run = "" if kind == "uniform" else f"{dataset}-{kind}"
+            top1 = {"metric": "top1", "value": 60.0, "n": 500, "image": "all", "control": "trained"}
+            rows += [{"dataset": dataset, "run": run, "attention": kind, **top1}] if run else []
             for stage, side in ((1, 6), (2, 3)):
                 labels = {"dataset": dataset, "run": run, "attention": kind, "stage": stage, "heads": 1}
                 labels |= {"rows": side, "columns": side, "token_row": side // 2, "token_column": side // 2}
@@ -383,6 +393,7 @@ def write_attention_maps(folder: Path, *, datasets: dict[str, tuple[str, ...]] |
                 for case, n in cases:
                     shared = labels | case | {"n": n}
                     rows.append(shared | {"metric": "effective_tokens", "value": 5.0, "spread": 0.5})
+                    rows.append(shared | {"metric": "negative_share", "value": 0.1})
                     share = {"metric": "spatial_tercile_share", "tercile": "far", "value": 0.3, "spread": 0.1}
                     rows.append(shared | share)
     path = folder / "analyses" / "attention_maps.json"

@@ -419,6 +419,34 @@ def test_records_without_a_family_are_lacking(rule):
         DECISIONS[rule](named.assign(family=named["model"].map({"a": "f"})))
 
 
+@pytest.mark.parametrize(
+    ("excess", "outcome"),
+    [
+        ((0.02, 0.01, 0.001), Outcome.MET),  # the last one's interval holds 0
+        ((0.02, 0.001), Outcome.MIXED),
+        ((0.02, 0.02, -0.02), Outcome.MIXED),
+        ((0.001, -0.001), Outcome.NOT_MET),
+        ((-0.02, -0.02, 0.001), Outcome.REVERSE),
+    ],
+)
+def test_middle_mass_counts_feature_sets_and_tells_of_its_controls(tmp_path, excess, outcome):
+    path = paper_results.write_attention_distance(tmp_path, excess=excess)
+    found = DECISIONS["middle_distance_mass"](records.read(path))
+    assert found.outcome is outcome
+    above, below = sum(value > 0.005 for value in excess), sum(value < -0.005 for value in excess)
+    assert f"on Gaussian noise of the same covariance above in {above}, below in {below}" in found.reason
+    assert f"at mean similarity 0.8 above in {below}, below in {above}" in found.reason
+
+
+def test_middle_mass_without_a_number_or_a_second_set_is_no_failure(tmp_path):
+    path = paper_results.write_attention_distance(tmp_path, excess=(0.02,))
+    with pytest.raises(Lacking, match="1 feature sets of at least 2"):
+        DECISIONS["middle_distance_mass"](records.read(path))
+    path = paper_results.write_attention_distance(tmp_path, nan=True)
+    with pytest.raises(Lacking, match="not finite"):
+        DECISIONS["middle_distance_mass"](records.read(path))
+
+
 def test_injectivity_needs_collisions_to_compare_with(tmp_path):
     paper_results.write_injectivity(tmp_path)
     assert verdict("P2.c", "study", tmp_path).verdict == "confirmed"

@@ -40,7 +40,7 @@ def stage_inputs(model: nn.Module, images: Tensor) -> list[tuple[Any, Tensor, Gr
     def catch(layer: nn.Module, arguments: tuple[Tensor, Grid]) -> None:
         found.append((layer, *arguments))
 
-    layers = [stage.blocks[-1].attention for stage in model.stages]  # type: ignore[union-attr,index]
+    layers = [stage.blocks[-1].attention for stage in model.stages]  # type: ignore[union-attr]
     hooks = [layer.register_forward_pre_hook(catch) for layer in layers]
     try:
         with torch.inference_mode():

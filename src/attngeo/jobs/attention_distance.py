@@ -36,6 +36,6 @@ def attention_distance(preset: Preset, code_digest: str) -> None:
         name="attention by distance",
         code_digest=code_digest,
         params=settings.model_dump(mode="json") | {"runs": [row.run_id for row in runs]},
-        metrics={f"middle mass excess {row.features}": row.value for row in rule.itertuples()},
+        metrics={f"middle mass excess {row['features']}": row["value"] for row in rule.to_dict("records")},
         started=started,
     )

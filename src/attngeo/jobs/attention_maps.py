@@ -10,7 +10,7 @@ from torch import Tensor
 from attngeo.config import Preset
 from attngeo.data.batches import Batches
 from attngeo.evaluation.attention_maps import StageMap, stage_maps, statistics, uniform_map
-from attngeo.files import write_aside
+from attngeo.files import read_json, write_aside
 from attngeo.jobs.analysis import keep
 from attngeo.jobs.run_model import build_model
 from attngeo.jobs.trained import evenly_spread, load_trained
@@ -39,6 +39,9 @@ def attention_maps(preset: Preset, code_digest: str) -> None:
         names = {int(place): str(batches.manifest.raw["classes"][int(labels[place])]) for place in shown}
         arrays[f"{row.dataset}/images"] = _pixels(batches, images[shown])
         described = {"dataset": row.dataset, "run": row.run_id, "attention": row.attention_kind}
+        final = read_json(preset.results / "runs" / row.run_id / "final.json")
+        top1 = {"metric": "top1", "unit": "%", "value": final["accuracy"], "n": final["n_eval"]}
+        rows.append(described | {"control": "trained", "image": "all"} | top1)
         with seeded_globals(derive_seed(row.seed, "untrained model")):
             drawn = build_model(preset, row, batches.num_classes).eval().requires_grad_(False)
         for control, subject in (("trained", model), ("random_init", drawn)):

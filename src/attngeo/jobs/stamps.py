@@ -151,7 +151,7 @@ def _looking_into(
 ) -> dict[str, Any]:
     """The stamp of a job that builds the models of runs again: their kinds and rows belong to it."""
     kinds = dict.fromkeys(row.attention_kind for row in runs)
-    modules, files = [job], []
+    modules, files = [job], list[Path]()
     for kind in sorted(kinds):
         of_kind = _attention(kind, digest)
         modules, files = modules + of_kind[0], files + of_kind[1]

@@ -259,7 +259,8 @@ def cost_exponents(frame: "pd.DataFrame") -> Finding:
 def middle_distance_mass(frame: "pd.DataFrame") -> Finding:
     """P2.b: metric `middle_tercile_mass_excess`, Laplacian minus Gaussian, a record for each of `features`.
 
-    Against: a difference below 0 with its interval. Two feature sets above and none below meet the rule.
+    Against: a difference below 0 with its interval. Two feature sets above and none below meet the rule. The reason
+    also says how it is on Gaussian noise and at the largest mean similarity (metric `middle_mass_difference`).
     """
     found = one_each(rows(frame, "middle_tercile_mass_excess"), "features")
     if len(found) < 2:
@@ -268,6 +269,20 @@ def middle_distance_mass(frame: "pd.DataFrame") -> Finding:
     numbers: dict[str, Number] = {name: row["value"] for name, row in found.items()}
     above, below = _holding(parts), sum(one is Part.AGAINST for one in parts.values())
     reason = f"above 0 in {above} of {len(parts)} feature sets, below in {below}"
+    beside = optional_rows(frame, "middle_mass_difference", layer="mean", partition="l2", scale="matched")
+    beside = beside[beside[["value", "spread"]].map(math.isfinite).all(axis=1)]
+    noise = optional_rows(beside, "middle_mass_difference", control="gaussian_noise")
+    features = optional_rows(beside, "middle_mass_difference", control="features")
+    if len(noise) and len(features):
+        most = features["matched_at"].max()
+        for where, chosen in (
+            ("on Gaussian noise of the same covariance", noise),
+            (f"at mean similarity {most:g}", features[features["matched_at"] == most]),
+        ):
+            sides = [side_of_zero(row, where) for row in rows_of(chosen)]
+            up, down = sides.count(Part.HOLDS), sides.count(Part.AGAINST)
+            numbers[f"feature sets above and below 0 {where}"] = f"{up} and {down} of {len(sides)}"
+            reason += f"; {where} above in {up}, below in {down}"
     if above >= 2 and not below:
         return Finding(Outcome.MET, reason, numbers)
     return tally(parts, reason, numbers)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attngeo.paper import records
 from attngeo.paper.render import Drawn
 from attngeo.paper.results import count_non_finite, non_finite_sentence, preset_name, rows_of, span
-from attngeo.paper.style import ATTENTION, Series, legend_below, new_figure, panel_title, series_for, styled, wrapped
+from attngeo.paper.style import ATTENTION, Series, legend_below, new_figure, panel_title, series_for, styled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,6 @@ COLUMNS = (
     *("panel", "features", "control", "metric", "kernel", "scale", "matched_at", "partition", "tercile", "distance"),
     *("in", "at", "value", "unit", "n", "spread", "spread_kind"),
 )
-HALF_PANEL = 24  # letters of a feature set's name that fit beside a panel
 
 
 @styled
@@ -58,7 +57,7 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     for index, (axis, title) in enumerate(
         zip(
             (axis for row in axes for axis in row),
-            ("profiles", "mass by distance", "distances", "middle third", "reach in patches", "by similarity"),
+            ("profiles", "mass by distance", "distances", "middle third", "reach", "by similarity"),
             strict=True,
         )
     ):
@@ -100,6 +99,7 @@ def _draw_profiles(axis: "Axes", rows: "pd.DataFrame") -> "pd.DataFrame":
     shown = rows[(rows["metric"] == "distance_density") & (rows["in"] == "medians")]
     behind = axis.twinx()
     behind.set_axis_off()
+    behind.set_ylim(0, 1.15 * shown["value"].max())
     for distance, kind in (("l1", "laplacian"), ("l2", "gaussian")):
         line = shown[shown["distance"] == distance].sort_values("at")
         behind.fill_between(
@@ -129,7 +129,7 @@ def _draw_masses(axis: "Axes", rows: "pd.DataFrame") -> "pd.DataFrame":
     axis.plot(range(3), uniform, **UNIFORM.line())
     axis.set_xticks(range(3), TERCILES)
     axis.set_xlim(-0.5, 2.5)
-    axis.set_ylim(bottom=0)
+    axis.margins(y=0.12)
     axis.set_ylabel("attention mass")
     axis.set_xlabel("third of the other tokens")
     return masses
@@ -140,11 +140,10 @@ def _draw_densities(axis: "Axes", rows: "pd.DataFrame") -> "pd.DataFrame":
     for distance, label, kind in (("l1", "l1 distance", "laplacian"), ("squared_l2", "squared l2", "gaussian")):
         line = shown[shown["distance"] == distance].sort_values("at")
         axis.plot(line["at"], line["value"], **KERNELS[kind].line(marker="", label="", linewidth=1.1))
-        peak = line.loc[line["value"].idxmax()]
         # Named in the panel: the legend's colours stand for the kernels.
-        side = (1.4, 0.92) if distance == "l1" else (1.4, 0.78)
-        axis.text(side[0], side[1] * peak["value"], label, color=KERNELS[kind].color, fontsize="x-small")
-    axis.set_xlabel("standard deviations from the mean")
+        height = (0.92 if distance == "l1" else 0.78) * float(line["value"].max())
+        axis.text(1.4, height, label, color=KERNELS[kind].color, fontsize="x-small")
+    axis.set_xlabel("standard deviations")
     axis.set_ylabel("density")
     axis.set_ylim(bottom=0)
     statistics = rows["metric"].str.startswith("distance_") & (rows["metric"] != "distance_density")
@@ -165,7 +164,8 @@ def _draw_differences(
             axis.errorbar(line["value"], places, xerr=line["spread"], **style)
             shown.append(line.reset_index(drop=True))
     axis.axvline(0.0, color="#000000", linewidth=0.6)
-    _name_sets(axis, sets)
+    _number_sets(axis, sets)
+    axis.set_ylabel("feature set")
     axis.set_xlabel("Laplacian minus Gaussian")
     return _with(*shown)
 
@@ -183,7 +183,7 @@ def _draw_spatial(axis: "Axes", sets: Sequence[str], rows: "pd.DataFrame") -> "p
                 spread = None if shuffled else [row["spread"] / uniform]
                 axis.errorbar([row["value"] / uniform], [place + shift], xerr=spread, **style)
     axis.axvline(1.0, **UNIFORM.line(label=""))
-    _name_sets(axis, sets, shown=False)
+    _number_sets(axis, sets)
     axis.set_xlabel("mean distance / uniform")
     return shown
 
@@ -191,20 +191,21 @@ def _draw_spatial(axis: "Axes", sets: Sequence[str], rows: "pd.DataFrame") -> "p
 def _draw_similarities(axis: "Axes", sets: Sequence[str], frame: "pd.DataFrame") -> "pd.DataFrame":
     shown = frame[(frame["metric"] == DIFFERENCE) & (frame["control"] == "features") & (frame["partition"] == "l2")]
     shown = shown[shown["scale"] == "matched"]
-    for name, series in series_for(sets, {}).items():
+    styles = series_for(sets, {})
+    for number, name in enumerate(sets, start=1):
         line = shown[shown["features"] == name].sort_values("matched_at")
-        axis.plot(line["matched_at"], line["value"], **series.line(markersize=2.4, linewidth=0.9))
+        style = styles[name].line(markersize=2.4, linewidth=0.9, label=f"{number}  {name}")
+        axis.plot(line["matched_at"], line["value"], **style)
     axis.axhline(0.0, color="#000000", linewidth=0.6)
     axis.axvline(_rule_similarity(frame), color="#7A7A7A", linewidth=0.6)
     axis.set_xlim(0, 1)
     axis.set_xlabel("mean similarity of both")
-    axis.set_ylabel("Laplacian minus Gaussian")
+    axis.set_ylabel("difference in (d)")
     return shown
 
 
-def _name_sets(axis: "Axes", sets: Sequence[str], *, shown: bool = True) -> None:
-    names = [wrapped(name, HALF_PANEL // 2) if shown else "" for name in sets]
-    axis.set_yticks(range(len(sets)), names, fontsize="x-small")
+def _number_sets(axis: "Axes", sets: Sequence[str]) -> None:
+    axis.set_yticks(range(len(sets)), [str(place + 1) for place in range(len(sets))])
     axis.set_ylim(len(sets) - 0.5, -0.5)
 
 

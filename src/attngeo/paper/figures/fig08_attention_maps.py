@@ -58,7 +58,7 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     names = series_for(kinds)
     for axis, title in zip(axes[0], ["image", *(names[kind].label for kind in kinds)], strict=True):
         axis.set_title(wrapped(title, LABEL_LETTERS), fontsize="small")
-    data = frame.reindex(columns=list(COLUMNS))
+    data = frame.reindex(columns=list(COLUMNS)).astype(dict.fromkeys(("stage", "rows", "columns"), "Int64"))
     caption = (
         "What the output of the centre token (ring; the lower right one of the four around the centre) takes of every "
         "token, in the last block of the first and of the last stage of trained models, mean over heads, each row "
@@ -120,7 +120,7 @@ def _bare(axis: "Axes") -> None:
 
 def _rows_of_kinds(kinds: Sequence[str]) -> str:
     signed = [kind for kind in kinds if kind in ("laplacian", "laplacian_exact", "linear_injective", "gaussian")]
-    return f"Rows of {listed(signed)} may be negative. " if signed else ""
+    return f"Rows of {listed(signed)} may be negative." if signed else ""
 
 
 def _means(frame: "pd.DataFrame") -> str:
@@ -129,27 +129,28 @@ def _means(frame: "pd.DataFrame") -> str:
     every = frame[frame["image"] == "all"]
     for dataset in every["dataset"].unique():
         of_set = every[every["dataset"] == dataset]
-        of_set = of_set[of_set["stage"] == of_set["stage"].min()]
+        first = of_set[of_set["stage"] == of_set["stage"].min()]
+        trained = first[first["control"] == "trained"]
         parts = []
-        for kind in of_set.loc[of_set["control"] == "trained", "attention"].unique():
-            of_kind = of_set[of_set["attention"] == kind]
-            trained, drawn = (
-                of_kind[(of_kind["control"] == control) & (of_kind["metric"] == "effective_tokens")]
-                for control in ("trained", "random_init")
-            )
-            far = of_kind[(of_kind["control"] == "trained") & (of_kind["tercile"] == "far")]
+        for kind in series_for(trained["attention"], {kind: ATTENTION[kind] for kind in KINDS}):
+            of_kind = trained[trained["attention"] == kind].set_index("metric")
+            (top1,) = of_set.loc[(of_set["attention"] == kind) & (of_set["metric"] == "top1"), "value"]
+            drawn = first[(first["attention"] == kind) & (first["control"] == "random_init")].set_index("metric")
+            far = of_kind[of_kind["tercile"] == "far"]
             parts.append(
-                f"{kind} {_plus_minus(trained, '.0f')} (untrained {drawn['value'].iloc[0]:.0f}), far "
-                f"{_plus_minus(far, '.2f')}"
+                f"{kind} {_plus_minus(of_kind.loc['effective_tokens'], '.0f')} (untrained "
+                f"{drawn.loc['effective_tokens', 'value']:.0f}), {_plus_minus(far.iloc[0], '.2f')}, "
+                f"{of_kind.loc['negative_share', 'value']:.2f}, {top1:.1f} %"
             )
-        uniform = of_set[of_set["attention"] == "uniform"].set_index("metric")["value"]
-        n = span(int(n) for n in of_set.loc[of_set["control"] == "trained", "n"])
-        tokens = uniform["effective_tokens"]
-        far = of_set.loc[(of_set["attention"] == "uniform") & (of_set["tercile"] == "far"), "value"].iloc[0]
-        texts.append(f"{dataset} (n = {n} images; uniform {tokens:.0f}, far {far:.2f}): {', '.join(parts)}")
-    return f"Effective tokens and far share at the first stage, mean and std over images: {'; '.join(texts)}."
+        tokens = int(trained["rows"].iloc[0] * trained["columns"].iloc[0])
+        n = span(int(n) for n in trained.loc[trained["metric"] == "effective_tokens", "n"])
+        texts.append(f"{dataset} (n = {n} images, N = {tokens}): {'; '.join(parts)}")
+    return (
+        "At the first stage, mean and sample standard deviation over images: effective tokens (those of the model as "
+        f"drawn), share of the farthest third, share of negative weights, and the run's top-1. {'. '.join(texts)}."
+    )
 
 
-def _plus_minus(rows: "pd.DataFrame", digits: str) -> str:
-    value, spread = float(rows["value"].iloc[0]), float(rows["spread"].iloc[0])
+def _plus_minus(row: "pd.Series[Any]", digits: str) -> str:
+    value, spread = float(row["value"]), float(row["spread"])
     return f"{value:{digits}}" + ("" if math.isnan(spread) else f" +- {spread:{digits}}")
