@@ -132,9 +132,7 @@ def target_inputs(target):
         remedy = f"add it to the {target.kind}s in {folder}/config.yaml"
     else:
         remedy = f"let runs of {folder}/runs.tsv feed it, or add what it shows to {folder}/config.yaml"
-    raise WorkflowError(
-        f"preset {PRESET.name} does not make {target.name}: {remedy}"
-    )
+    raise WorkflowError(f"preset {PRESET.name} does not make {target.name}: {remedy}")
 
 
 def target_outputs(target):

@@ -37,9 +37,9 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     rates["images"] = finals.groupby(case)["n_eval"].min().to_numpy()
     tried = rates.groupby(EXPERIMENT)["rate"]
     # Rates ascend, so that of equals the lower one is chosen; one that diverged (NaN) never is.
-    best = [group.idxmax() for _, group in rates.dropna(subset="mean").groupby(EXPERIMENT)["mean"]]
+    best = rates.dropna(subset="mean").groupby(EXPERIMENT)["mean"].idxmax()
     chosen = pd.Series("", index=rates.index)
-    chosen[rates.index.isin(best)] = "yes"
+    chosen.loc[best.to_numpy()] = "yes"
     at_the_end = (rates["rate"] == tried.transform("min")) | (rates["rate"] == tried.transform("max"))
     chosen[(chosen == "yes") & at_the_end] = "yes, at an end of the range"
     share = rates["mean"] / 100
@@ -65,7 +65,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         "one tried, one beyond may be better. top-1: mean over "
         f"n = {span(int(n) for n in rates['n'])} seeds. standard error (points): binomial, over the held-out images, "
         "which all rates of a data set share; it holds nothing of the spread between seeds, so that a rate hardly "
-        f"below the best may be as good. All numbers are measured by this project. "
+        "below the best may be as good. All numbers are measured by this project. "
         f"{made_from(preset_name(inputs), finals)}"
     ) + non_finite_sentence(int(rates["non_finite"].sum()))
     return Tabulated(
