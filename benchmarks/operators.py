@@ -21,7 +21,7 @@ from attngeo.evaluation.operator_benchmarks import OPERATIONS, Row
 from attngeo.evaluation.operator_goals import judge
 from attngeo.evaluation.operator_limits import measure_port_limit, port_limits, this_instruction_set
 from attngeo.evaluation.operator_sizes import INVERSE_SLICES, INVERSE_TOKENS, MEMORY_SIZES, PYRAMID_SIZES, Size, square
-from attngeo.files import write_aside
+from benchmarks.output import say, write
 
 PORT_LIMIT = Path(__file__).with_name("port_limit.cpp")
 QUICK = {"kernel": (Size(3, 67, 13, 9),), "inverse": (square(5, 17),)}
@@ -87,19 +87,6 @@ def tables(rows: Sequence[Row]) -> str:
     for judged in judge(rows):
         lines.append(f"  {judged.verdict:12}  {judged.value:6.2f}  {judged.goal.text}")
     return "\n".join(lines)
-
-
-def write(rows: Sequence[Row], path: Path) -> None:
-    """The rows as CSV."""
-    import pandas as pd
-
-    with write_aside(path) as stream:
-        pd.DataFrame(rows).to_csv(stream, index=False)
-
-
-def say(line: str) -> None:
-    """Progress goes to standard error: what is asked for stays alone on standard output."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -102,12 +102,12 @@ def test_what_has_no_meaning_is_refused(folder_set, arrays_set):  # noqa: F811
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("shape", [(13, 17), (1, 1), (3, 40), (24, 24), (31, 7), (50, 24)])
+@pytest.mark.parametrize("shape", [(13, 17), (1, 1), (3, 40), (24, 24), (31, 7), (50, 24), (2, 2003)])
 def test_resampling_in_whole_numbers_is_that_of_torch(shape, mode):
     pixels = np.random.default_rng(3).integers(0, 256, (*shape, 3), dtype=np.uint8)
     expected = torch.nn.functional.interpolate(
         torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0), (24, 24), mode=mode, antialias=True
     )
     found = np.empty((24, 24, 3), np.uint8)
-    resampling.resample(pixels, found, mode == "bicubic", resampling.weights_of, resampling.kernel)
+    resampling.resample(pixels, found, mode == "bicubic", *resampling.PARTS)
     assert np.array_equal(found, expected[0].permute(1, 2, 0).numpy())

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from attngeo.data import transforms
 from attngeo.data.transforms import (
     Order,
     central_crops,
@@ -114,3 +115,16 @@ def test_normalising_is_the_formula_and_mirrors_only_what_it_is_told():
     found = normalise(images, torch.tensor([False, True, False]), mean, std)
     assert found.is_contiguous()
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=NORMALISED_PIXEL_ABSOLUTE)
+
+
+@pytest.mark.parametrize("at_once", [1, 3 * 5 * 4, 7 * 5 * 4 * 3, 2**17])
+def test_normalising_in_pieces_gives_the_same_bits(monkeypatch, at_once):
+    random = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (7, 5, 4, 3), dtype=torch.uint8, generator=random).permute(0, 3, 1, 2)
+    flips = torch.tensor([False, True, True, False, False, True, False])
+    mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 0.6, 0.7])
+    mirrored = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images).float()
+    expected = mirrored * (1 / (255 * std)).view(-1, 1, 1) - (mean / std).view(-1, 1, 1)
+    monkeypatch.setattr(transforms, "NORMALISED_AT_ONCE", at_once)
+    assert torch.equal(normalise(images, flips, mean, std), expected)
+    assert normalise(images[:0], flips[:0], mean, std).shape == (0, 3, 5, 4)

@@ -12,6 +12,7 @@ from torch import Tensor
 from attngeo.data import ffcv_available
 from attngeo.data.augmentation import Augmentation, Augmenter
 from attngeo.data.manifest import Manifest, Split, read_manifest
+from attngeo.data.recycling import Recycled
 from attngeo.data.resampling import INTERPOLATIONS
 from attngeo.data.transforms import Order
 from attngeo.errors import UserError
@@ -58,6 +59,7 @@ class Batches(ABC):
         self.batch_size = order.batch_size
         self.mean = torch.tensor(manifest.raw["mean"], dtype=torch.float32)
         self.std = torch.tensor(manifest.raw["std"], dtype=torch.float32)
+        self._memory = Recycled()
         self._epoch = 0
         self._skip_batches = 0
 

@@ -123,13 +123,13 @@ class TableCropDecoder(ResizedCropRGBImageDecoder):
 
 def _resizing(interpolation: Interpolation) -> Any:
     """A compiled function of the arguments of FFCV's `resize_crop` that resizes as torch does."""
-    kernel, weights_of, resample = (
-        numba.njit(nogil=True)(function) for function in (resampling.kernel, resampling.weights_of, resampling.resample)
-    )
+    compiled = numba.njit(nogil=True)
+    resample = compiled(resampling.resample)
+    turn, weighted_rows, weights_of, kernel = (compiled(part) for part in resampling.PARTS)
     cubic = interpolation == "bicubic"
 
     def crop_and_resize(pixels, top, bottom, left, right, output):
-        resample(pixels[top:bottom, left:right], output, cubic, weights_of, kernel)
+        resample(pixels[top:bottom, left:right], output, cubic, turn, weighted_rows, weights_of, kernel)
 
     return numba.njit(nogil=True)(crop_and_resize)
 
@@ -205,7 +205,7 @@ class FFCVBatches(Batches):
             pixels = images.permute(0, 3, 1, 2)
             if self.augmenter.changes_pixels:
                 pixels = self.augmenter.colour_and_shape(pixels, piece)
-            normalised = normalise(pixels, mirrored, self.mean, self.std)
+            normalised = normalise(pixels, mirrored, self.mean, self.std, self._memory.empty(pixels.shape))
             yield self.augmenter.erase(normalised, [piece]), labels.clone()
 
     def _fill_table(self, segment: Segment) -> Tensor | None:

@@ -60,26 +60,47 @@ def weights_of(size_in, size_out, cubic, kernel):
     return first, count, fixed, bits
 
 
-def resample(pixels, output, cubic, weights_of, kernel):
-    """Resize `pixels` uint8 [h, w, 3] into `output` uint8 [H, W, 3]; the two functions are those of this module."""
+def weighted_rows(rows, output, weights):
+    """Each row of `output` uint8 [m, n] as a weighted sum of neighbouring `rows` uint8 [k, n], rounded."""
+    first, count, fixed, bits = weights
+    half = 1 << (bits - 1)
+    total = np.empty(rows.shape[1], np.int32)
+    for place in range(output.shape[0]):
+        total[:] = half
+        for tap in range(count[place]):
+            row = rows[first[place] + tap]
+            share = np.int32(fixed[place, tap])
+            # 32 bits hold 255 times the sum of the weights, and the compiler takes several columns at a time.
+            for column in range(total.shape[0]):
+                total[column] += np.int32(share * np.int32(row[column]))
+        for column in range(total.shape[0]):
+            output[place, column] = min(max(total[column] >> bits, 0), 255)
+
+
+def turn(pixels, turned):
+    """Exchange rows and columns of `pixels` [h, w, 3]."""
+    for y in range(pixels.shape[0]):
+        for x in range(pixels.shape[1]):
+            for channel in range(3):
+                turned[x, y, channel] = pixels[y, x, channel]
+
+
+def resample(pixels, output, cubic, turn, weighted_rows, weights_of, kernel):
+    """Resize `pixels` uint8 [h, w, 3] into `output` uint8 [H, W, 3]; the functions are those of this module.
+
+    The image is turned for its columns, since sums of whole rows are several times faster than sums within a row.
+    """
     height, width = pixels.shape[0], pixels.shape[1]
     rows, columns = output.shape[0], output.shape[1]
+    turned = np.empty((width, height, 3), np.uint8)
+    turn(pixels, turned)
+    fewer = np.empty((columns, height, 3), np.uint8)
+    weights = weights_of(width, columns, cubic, kernel)
+    weighted_rows(turned.reshape(width, height * 3), fewer.reshape(columns, height * 3), weights)
     narrowed = np.empty((height, columns, 3), np.uint8)
-    first, count, fixed, bits = weights_of(width, columns, cubic, kernel)
-    half = np.int64(1) << (bits - 1)
-    for y in range(height):
-        for x in range(columns):
-            for channel in range(3):
-                value = half
-                for tap in range(count[x]):
-                    value += fixed[x, tap] * np.int64(pixels[y, first[x] + tap, channel])
-                narrowed[y, x, channel] = min(max(value >> bits, 0), 255)
-    first, count, fixed, bits = weights_of(height, rows, cubic, kernel)
-    half = np.int64(1) << (bits - 1)
-    for y in range(rows):
-        for x in range(columns):
-            for channel in range(3):
-                value = half
-                for tap in range(count[y]):
-                    value += fixed[y, tap] * np.int64(narrowed[first[y] + tap, x, channel])
-                output[y, x, channel] = min(max(value >> bits, 0), 255)
+    turn(fewer, narrowed)
+    weights = weights_of(height, rows, cubic, kernel)
+    weighted_rows(narrowed.reshape(height, columns * 3), output.reshape(rows, columns * 3), weights)
+
+
+PARTS = (turn, weighted_rows, weights_of, kernel)

@@ -209,7 +209,8 @@ class TorchBatches(Batches):
             [(segment.pass_number, int(index)) for segment in batch for index in segment.indices] for batch in batches
         ]
         for batch, (images, flips, labels) in zip(batches, self._samples(keys), strict=True):
-            normalised = normalise(images, flips if self.augment else None, self.mean, self.std)
+            mirrored = flips if self.augment else None
+            normalised = normalise(images, mirrored, self.mean, self.std, self._memory.empty(images.shape))
             yield self.augmenter.erase(normalised, batch), labels
 
     def _samples(self, keys: list[list[tuple[int, int]]]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -4,6 +4,7 @@ The training stream is endless: the permutation of pass 0, then that of pass 1, 
 happens to an image depends on the seed, the number of its pass and its index in the set, never on workers or batches.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,7 @@ CROP_ATTEMPTS = 10
 DRAWS_PER_IMAGE = 2 * CROP_ATTEMPTS + 3
 VALIDATION_CROP = 224 / 256
 GOLDEN = 0x9E3779B97F4A7C15
+NORMALISED_AT_ONCE = 2**17  # values, so that they are still in the cache in the next step
 
 
 @dataclass(frozen=True)
@@ -140,10 +142,21 @@ def random_shifts(draws: np.ndarray, reach: int) -> np.ndarray:
     return np.floor(draws[:, -3:-1] * (2 * reach + 1)).astype(np.int64) - reach
 
 
-def normalise(images: Tensor, flips: Tensor | None, mean: Tensor, std: Tensor) -> Tensor:
-    """uint8 [B, C, H, W] to float32, mirrored where `flips` [B] says so: (x / 255 - mean) / std with mean, std [C]."""
-    if flips is not None and bool(flips.any()):
-        images = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images)
-    scale = (1 / (255 * std)).view(1, -1, 1, 1)
-    shift = (mean / std).view(1, -1, 1, 1)
-    return (images.to(torch.float32) * scale - shift).contiguous()
+def normalise(images: Tensor, flips: Tensor | None, mean: Tensor, std: Tensor, output: Tensor | None = None) -> Tensor:
+    """uint8 [B, C, H, W] to float32, mirrored where `flips` [B] says so: (x / 255 - mean) / std with mean, std [C].
+
+    Written to `output`, contiguous, if that is given.
+    """
+    scale = (1 / (255 * std)).view(-1, 1, 1)
+    shift = (mean / std).view(-1, 1, 1)
+    normalised = torch.empty(images.shape, dtype=torch.float32) if output is None else output
+    count = max(1, NORMALISED_AT_ONCE // max(1, math.prod(images.shape[1:])))
+    for start in range(0, len(images), count):
+        piece = images[start : start + count]
+        mirrored = flips[start : start + count] if flips is not None else None
+        if mirrored is not None and bool(mirrored.all()):
+            piece = piece.flip(-1)
+        elif mirrored is not None and bool(mirrored.any()):
+            piece = torch.where(mirrored.view(-1, 1, 1, 1), piece.flip(-1), piece)
+        normalised[start : start + count].copy_(piece).mul_(scale).sub_(shift)
+    return normalised
