@@ -76,9 +76,10 @@ def draw(inputs: Sequence[Path]) -> Drawn:
         "noise of each head's mean and covariance as control. (e) Mean distance of the attention in patches over that "
         "of uniform attention; crosses: tokens shuffled over the grid. (f) As (d), against the mean similarity at "
         "which the kernels are matched, by l2; vertical line: that of the other panels and of the ledger. "
-        f"{_statistics(first)} {_fixed(frame)} {_ledger(rule)} "
-        f"Means over n = {span(rule['n'])} images of means over layers, heads and queries; bars: 95 % bootstrap "
-        f"intervals over images. Preset {preset_name(inputs)} on "
+        f"{_statistics(first)} {_controls(features, noise, parts['f'])} {_fixed(frame)} {_ledger(rule)} "
+        f"Means over n = {span(rule['n'])} images (photographs of textures for the pretrained model, validation images "
+        "for the runs) of means over layers, heads and queries; bars: 95 % bootstrap intervals over images. "
+        f"Preset {preset_name(inputs)} on "
         f"{frame.attrs['provenance'].get('device', 'unknown device')}."
         + non_finite_sentence(count_non_finite(data["value"]))
     )
@@ -224,7 +225,7 @@ def _statistics(rows: "pd.DataFrame") -> str:
             f"{name}: coefficient of variation {of['distance_cv']:.2f}, skewness {of['distance_skewness']:.2f}, excess "
             f"kurtosis {of['distance_excess_kurtosis']:.2f}, 99 % over 1 % quantile {of['distance_dynamic_range']:.1f}"
         )
-    return f"There, {'; '.join(texts)}."
+    return f"In (c), {'; '.join(texts)}."
 
 
 def _fixed(frame: "pd.DataFrame") -> str:
@@ -238,7 +239,28 @@ def _fixed(frame: "pd.DataFrame") -> str:
         for kind, name in (("laplacian", "lambda = 4 (paper)"), ("gaussian", "sigma = 1 (SOFT)"))
         if kind in ranges
     ]
-    return f"Not matched, mean similarities would be, by feature set: {', '.join(texts)}."
+    difference = frame[(frame["scale"] == "fixed") & (frame["metric"] == DIFFERENCE) & (frame["partition"] == "l2")][
+        "value"
+    ]
+    return (
+        f"Not matched, mean similarities would be, by feature set: {', '.join(texts)}, and the difference in (d) "
+        f"{difference.min():+.3f} to {difference.max():+.3f}."
+    )
+
+
+def _controls(features: "pd.DataFrame", noise: "pd.DataFrame", similarities: "pd.DataFrame") -> str:
+    """Caption sentence: on which side of 0 the differences lie, beside those on noise and at other similarities."""
+    parts = [("features", features), ("noise", noise)]
+    parts += [
+        (f"features at mean similarity {at:g}", similarities[similarities["matched_at"] == at])
+        for at in (similarities["matched_at"].min(), similarities["matched_at"].max())
+    ]
+    texts = []
+    for name, rows in parts:
+        found = rows[(rows["metric"] == DIFFERENCE) & (rows["partition"] == "l2")]
+        above, below = (found["value"] - found["spread"] > 0).sum(), (found["value"] + found["spread"] < 0).sum()
+        texts.append(f"{name} {above} and {below}")
+    return f"Of {len(found)} feature sets, above and below 0 with the interval by l2: {'; '.join(texts)}."
 
 
 def _ledger(rule: "pd.DataFrame") -> str:

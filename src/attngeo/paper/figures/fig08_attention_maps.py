@@ -63,7 +63,7 @@ def draw(inputs: Sequence[Path]) -> Drawn:
         "What the output of the centre token (ring; the lower right one of the four around the centre) takes of every "
         "token, in the last block of the first and of the last stage of trained models, mean over heads, each row "
         "divided by its sum (which changes the Gaussian kind alone: its rows are not normalised). "
-        f"{_rows_of_kinds(kinds)} Colours are centred at uniform attention, 1/N: orange above, purple below, each map "
+        f"{_signed(frame)}Colours are centred at uniform attention, 1/N: orange above, purple below, each map "
         "on a scale of its own, from 1/N - s to 1/N + s, with s under the map in units of 1/N. Below it the effective "
         "number of tokens exp(entropy) of the absolute weights, of N, and the share of the third of the tokens "
         f"farthest from it on the grid (uniform: a third). One seed a kind. {_means(frame)} "
@@ -118,9 +118,10 @@ def _bare(axis: "Axes") -> None:
         spine.set_visible(False)
 
 
-def _rows_of_kinds(kinds: Sequence[str]) -> str:
-    signed = [kind for kind in kinds if kind in ("laplacian", "laplacian_exact", "linear_injective", "gaussian")]
-    return f"Rows of {listed(signed)} may be negative." if signed else ""
+def _signed(frame: "pd.DataFrame") -> str:
+    """Caption sentence on the kinds whose rows hold negative weights."""
+    signed = frame.loc[(frame["metric"] == "negative_share") & (frame["value"] > 0), "attention"]
+    return f"Rows of {listed(signed)} hold negative weights. " if len(signed) else ""
 
 
 def _means(frame: "pd.DataFrame") -> str:
