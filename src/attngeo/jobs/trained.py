@@ -6,6 +6,7 @@ from torch import Tensor
 
 from attngeo.config import Preset, RunRow
 from attngeo.data.batches import Batches, open_batches
+from attngeo.errors import UserError
 from attngeo.jobs.run_model import build_model
 from attngeo.models.pyramid import Pyramid
 
@@ -13,7 +14,10 @@ _BATCH = 64
 
 
 def load_trained(preset: Preset, row: RunRow, *, batch_size: int = _BATCH) -> tuple[Pyramid, Batches]:
-    """The model of a finished run with its weights, in evaluation mode, and the validation images of its data set."""
+    """The model of a finished run with its weights, in evaluation mode, and the validation images of its data set.
+
+    UserError if the weights do not fit the model.
+    """
     recipe = preset.recipe_of(row)
     batches = open_batches(
         preset.results / "data" / row.dataset / "manifest.json",
@@ -26,7 +30,12 @@ def load_trained(preset: Preset, row: RunRow, *, batch_size: int = _BATCH) -> tu
         loader=preset.datasets[row.dataset].loader,
     )
     model = build_model(preset, row, batches.num_classes)
-    model.load_state_dict(safetensors.torch.load_file(preset.results / "runs" / row.run_id / "weights.safetensors"))
+    weights = preset.results / "runs" / row.run_id / "weights.safetensors"
+    try:
+        model.load_state_dict(safetensors.torch.load_file(weights))
+    except RuntimeError as error:
+        what = f"{weights} is not of the model that the run sheet names now: {error}"
+        raise UserError(what, f"train it again: attngeo train {row.run_id}") from None
     return model.eval().requires_grad_(False), batches
 
 
