@@ -9,7 +9,7 @@ import torch
 from attngeo.evaluation.apart import Killed, apart, limit_memory
 from attngeo.evaluation.single_layer import build, draw_tokens, pass_of
 from attngeo.evaluation.slopes import fit_slope
-from attngeo.evaluation.timing import interleaved, keep_pages, peak_memory_mib, processor_time
+from attngeo.evaluation.timing import interleaved, keep_pages, peak_memory_mib, processor_time, return_pages
 from attngeo.evaluation.token_sizes import FITTED_FROM, FITTED_TO, PLAIN_SOFTMAX, Pass
 from attngeo.layers.attention import Grid
 from attngeo.ops import backend
@@ -41,6 +41,7 @@ def measure(
     more than `memory_mib` beyond the process gives a row `left_out` alone, which says so.
     """
     torch.set_num_threads(1)
+    return_pages()
     backend.forget()
     layer = build(kind, heads=heads, head_dim=head_dim, landmarks=landmarks)
     pass_of(layer, draw_tokens("warm-up", 1, _WARM_UP_TOKENS, layer.dim), direction)()  # threads and code come first

@@ -15,7 +15,7 @@ from torch import Tensor
 from attngeo.evaluation.apart import apart
 from attngeo.evaluation.operator_benchmarks import LARGEST_ERROR
 from attngeo.evaluation.single_layer import build, draw_tokens, pass_of, square_grid
-from attngeo.evaluation.timing import Call, interleaved, keep_pages, peak_memory_mib, processor_time
+from attngeo.evaluation.timing import Call, interleaved, keep_pages, peak_memory_mib, processor_time, return_pages
 from attngeo.evaluation.token_sizes import FUSED_SOFTMAX, PLAIN_SOFTMAX
 from attngeo.layers.attention import Attention
 from attngeo.ops import backend
@@ -103,6 +103,7 @@ def measure(size: LayerSize, *, repeats: int, seconds: float) -> list[Row]:
 def step_memory(kind: str, size: LayerSize) -> float:
     """Peak memory (MiB) of a step beyond what the process holds between steps."""
     torch.set_num_threads(1)
+    return_pages()
     return peak_memory_mib(_step(kind, size)[0], torch.device("cpu"))
 
 

@@ -60,9 +60,9 @@ def draw(inputs: Sequence[Path]) -> Drawn:
         f"Cost of one attention layer against the number of tokens, {drawn_pass}: one image, heads {layer['heads']:g}, "
         f"head width {layer['head_dim']:g}, {layer['landmarks']:g} landmarks at most, float32, one thread, each point "
         "in a process of its own. Time: the smallest processor time of n = "
-        f"{span(int(n) for n in times['n'])} repeats, memory reused between them; peak memory: of one pass, beyond the "
-        "process before it. Plain softmax keeps its N x N weights, the fused one does not. Dotted: slopes 1 and 2. "
-        f"{_exponents_sentence(data)}{_left_out_sentence(data)}Preset {preset_name(inputs)} on "
+        f"{span(int(n) for n in times['n'])} repeats, memory reused between them; peak memory: in use at once by one "
+        "pass, beyond the process before it. Plain softmax keeps its N x N weights, the fused one does not. Dotted: "
+        f"slopes 1 and 2. {_exponents_sentence(data)}{_left_out_sentence(data)}Preset {preset_name(inputs)} on "
         f"{frame.attrs['provenance'].get('device', 'unknown device')}."
     )
     return Drawn(figure, data, caption)
@@ -115,6 +115,7 @@ def _exponents_sentence(data: "pd.DataFrame") -> str:
     return (
         f"In brackets: exponents of time and memory, least squares on logarithms of {sizes} sizes from "
         f"{int(fitted['from_tokens'].min()):,} to {int(fitted['to_tokens'].max()):,} tokens, ± one standard error. "
+        "Below 1 a part of the cost does not grow with the tokens. "
         f"The ledger takes the worst of each kind's passes: {'; '.join(parts)}. "
     )
 
