@@ -262,7 +262,7 @@ def test_the_figure_of_tokens_draws_measured_points_alone(tmp_path):
     assert list(lines) == ["softmax, plain (1.90, 2.00)", "softmax, fused (1.80, 1.00)", "Laplacian (1.05, 1.00)"]
     assert max(lines["softmax, plain (1.90, 2.00)"].get_xdata()) == 9216
     assert max(lines["Laplacian (1.05, 1.00)"].get_xdata()) == 16384
-    assert "Left out for time or memory (tokens): softmax forward and backward from 16,384." in drawn.caption
+    assert "Left out for time or memory (tokens): softmax, plain, forward and backward, from 16,384." in drawn.caption
     assert "Laplacian, forward, time 1.05 ± 0.01" in drawn.caption
     assert "6 to 7 sizes from 1,024 to 16,384 tokens" in drawn.caption
     assert set(drawn.data["pass"]) == {"forward", "forward and backward"}

@@ -1,7 +1,7 @@
 """One attention layer by itself, by the name of its kind, and tokens to run it on."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,13 +25,16 @@ class PlainSoftmaxAttention(SoftmaxAttention):
         return self.projection(self.merge_heads(torch.softmax(scores, dim=-1) @ value))
 
 
-def build(kind: str, *, heads: int, head_dim: int, landmarks: Grid) -> Attention:
-    """A layer of one of `token_sizes.LAYER_KINDS` with its default options; plain and fused softmax share weights."""
+def build(kind: str, *, heads: int, head_dim: int, landmarks: Grid, **options: Any) -> Attention:
+    """A layer of one of `token_sizes.LAYER_KINDS` with its default options but these.
+
+    Layers of one kind and size have the same weights, and plain softmax those of the fused one.
+    """
     family = "softmax" if kind in (PLAIN_SOFTMAX, FUSED_SOFTMAX) else kind
     with seeded_globals(derive_seed(0, f"single layer {family}")):
         if kind == PLAIN_SOFTMAX:
-            return PlainSoftmaxAttention(heads * head_dim, heads, landmarks=landmarks)
-        layer: Attention = build_attention(family, heads * head_dim, heads, landmarks=landmarks)
+            return PlainSoftmaxAttention(heads * head_dim, heads, landmarks=landmarks, **options)
+        layer: Attention = build_attention(family, heads * head_dim, heads, landmarks=landmarks, **options)
         return layer
 
 

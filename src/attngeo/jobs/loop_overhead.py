@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +137,9 @@ def _batches(folder: Path, recipe: Recipe) -> tuple[Batches, Batches]:
     source.mkdir()
     np.savez(source / "arrays.npz", **arrays)  # type: ignore[arg-type]
     manifest = pack(source, folder / "packed", name="random images")
-    shared = {"seed": 0, "image_size": recipe.image_size, "augment": False}
-    training = open_batches(
-        manifest, "train", batch_size=recipe.batch_size, images_per_epoch=recipe.images_per_epoch, **shared
-    )
-    return training, open_batches(manifest, "val", batch_size=recipe.eval_batch_size, **shared)
+    opened = partial(open_batches, manifest, seed=0, image_size=recipe.image_size, augment=recipe.augment)
+    training = opened("train", batch_size=recipe.batch_size, images_per_epoch=recipe.images_per_epoch)
+    return training, opened("val", batch_size=recipe.eval_batch_size)
 
 
 def _summary(metric: str, values: list[float], unit: str) -> Row:

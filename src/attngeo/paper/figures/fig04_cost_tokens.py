@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attngeo.paper import records
 from attngeo.paper.render import Drawn
-from attngeo.paper.results import listed, preset_name, rows_of, span
+from attngeo.paper.results import preset_name, rows_of, span
 from attngeo.paper.style import ATTENTION, Series, legend_below, new_figure, panel_title, series_for, styled
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _draw_slopes(axis: "Axes", points: "pd.DataFrame") -> None:
     bottom, top = axis.get_ylim()
     sizes = sorted(points["tokens"].unique())
     middle = sizes[len(sizes) // 2]
-    through = 0.6 * float(points.loc[points["tokens"] == middle, "value"].min())
+    through = 0.35 * float(points.loc[points["tokens"] == middle, "value"].min())
     for slope in (1, 2):
         ends = [through * (tokens / middle) ** slope for tokens in (middle, sizes[-1])]
         axis.plot([middle, sizes[-1]], ends, color="#555555", linestyle=":", linewidth=0.7)
@@ -99,6 +99,10 @@ def _in_legend(kind: str, exponents: Mapping[tuple[str, str], Mapping[str, float
     """The exponents of a kind, time and memory, as far as there are any."""
     found = [exponents[kind, metric]["value"] for _, metric, _, _ in PANELS if (kind, metric) in exponents]
     return f" ({', '.join(f'{value:.2f}' for value in found)})" if found else ""
+
+
+def _label(kind: str) -> str:
+    return KINDS[kind].label if kind in KINDS else kind
 
 
 def _exponents_sentence(data: "pd.DataFrame") -> str:
@@ -126,7 +130,7 @@ def _left_out_sentence(data: "pd.DataFrame") -> str:
     if not len(missing):
         return ""
     cases = [
-        f"{kind} {direction} from {int(group['tokens'].min()):,}"
+        f"{_label(str(kind))}, {direction}, from {int(group['tokens'].min()):,}"
         for (kind, direction), group in missing.groupby(["attention", "pass"], sort=True)
     ]
-    return f"Left out for time or memory (tokens): {listed(cases, limit=8)}. "
+    return f"Left out for time or memory (tokens): {'; '.join(cases)}. "
