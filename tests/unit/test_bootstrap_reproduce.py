@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -62,11 +64,22 @@ def start_reproduce(project: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(path: Path) -> None:
+def wait_until(happened: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
+    while not happened():
+        assert time.monotonic() < deadline, f"{what} did not appear"
         time.sleep(0.05)
+
+
+def wait_for(path: Path) -> None:
+    wait_until(path.exists, str(path))
+
+
+def sleeps(command: subprocess.Popen[str]) -> bool:
+    """Whether a descendant of the command has become `sleep`."""
+    with suppress(psutil.NoSuchProcess):
+        return any("sleep" in process.cmdline() for process in psutil.Process(command.pid).children(recursive=True))
+    return False
 
 
 def still_running(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
@@ -181,8 +194,8 @@ def test_an_interrupt_reaches_every_job_and_a_killed_command_takes_snakemake_wit
         (project / "up").unlink(missing_ok=True)
         command = start_reproduce(project)
         wait_for(project / "up")
+        wait_until(partial(sleeps, command), "sleep")
         descendants = psutil.Process(command.pid).children(recursive=True)
-        assert any("sleep" in process.cmdline() for process in descendants)
         command.send_signal(number)
         assert command.wait(10) == status
         assert still_running(descendants, 5) == []
