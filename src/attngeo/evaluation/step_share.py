@@ -51,7 +51,8 @@ def measure(size: str, images: int, *, repeats: int, seconds: float) -> list[Row
     Forms: `attngeo` (the operators that are chosen by themselves), `attngeo naive`, and `torch` for softmax.
     `step_ms` is the smallest processor time of the repeats, without the profiler; `operator_share` the part of a
     profiled step's time inside the operators whose names hold `operators`, forward and backward, each without what it
-    calls (median over as many profiled steps); `step_ratio` the naive form's step over the compiled one's.
+    calls (median over profiled steps; the gradient of an inverse is made of torch's products and not in it);
+    `step_ratio` the naive form's step over the compiled one's.
     """
     torch.set_num_threads(1)
     steps: dict[tuple[str, str], Call] = {}

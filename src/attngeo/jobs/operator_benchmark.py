@@ -39,7 +39,7 @@ def operator_benchmark(preset: Preset, code_digest: str) -> list[str]:
         limits=port_limits(limit),
         tell=lambda line: print(line, flush=True),
     )
-    shares = step_share.measure(step.model_size, step.images, repeats=settings.repeats, seconds=settings.seconds)
+    shares = step_share.measure(step.model_size, step.images, repeats=step.repeats, seconds=step.seconds)
     frame = pd.DataFrame([*rows, *shares]).convert_dtypes().assign(device=provenance(code_digest)["device"])
     speedups = frame[frame["metric"] == "speedup"]
     texts = {

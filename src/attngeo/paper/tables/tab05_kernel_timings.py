@@ -89,7 +89,8 @@ def _steps_sentence(steps: "pd.DataFrame") -> str:
         return ""
     return (
         "training step: a whole model on random images, one thread, timed without and profiled apart; share of step: "
-        "the part of a profiled step inside our operators, forward and backward; torch / own: the step with their "
+        "the part of a profiled step inside our operators, forward and backward (the gradient of an inverse is made of "
+        "torch's products and not in it); torch / own: the step with their "
         "naive forms over the one with ours. Softmax has none of them. "
     )
 
