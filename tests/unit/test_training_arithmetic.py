@@ -143,15 +143,20 @@ def test_65_images_in_batches_of_64_and_batches_of_one_train_with_mixing(tmp_pat
 
 
 def test_a_second_signal_is_the_same_wish_at_first_and_an_order_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Interruption() as stop:
-        assert stop.number == 0
-        for _ in range(2):
-            signal.raise_signal(signal.SIGINT)
-        assert stop.number == signal.SIGINT
-        later = time.monotonic() + 60
-        monkeypatch.setattr(time, "monotonic", lambda: later)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+    # Python's own handler, which it does not set where a shell's background job is told to ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Interruption() as stop:
+            assert stop.number == 0
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
+            assert stop.number == signal.SIGINT
+            later = time.monotonic() + 60
+            monkeypatch.setattr(time, "monotonic", lambda: later)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Terminal(StringIO):
