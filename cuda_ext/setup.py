@@ -6,9 +6,10 @@ functions and one file on torch's stable ABI, so that it takes seconds to build 
 Environment: CXX, NVCC, CUDA_HOME, MAX_JOBS, TORCH_CUDA_ARCH_LIST (for example "9.0;12.0+PTX"), ATTNGEO_CUDA=0 (CPU
 only), ATTNGEO_REQUIRE_EXTENSION=1 (fail instead of warn where there is nothing to build with).
 
-Without torch or a compiler it warns, records why, and ends with status 0. A compiler that fails on the CPU part is an
-error, status 1, that leaves an earlier binary and its record as they are; one that fails on the CUDA part leaves a CPU
-build whose record says so.
+A binary that is current needs no compiler and no write: it stays. Otherwise, without torch or a compiler, the build
+warns, records why, and ends with status 0. A compiler that fails on the CPU part is an error, status 1, that leaves an
+earlier binary and its record as they are; one that fails on the CUDA part leaves a CPU build whose record says so. A
+setting with no meaning, or a folder that cannot be written, is an error before any work, status 2.
 """
 
 import fcntl
@@ -25,7 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +38,11 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = ROOT / "attngeo_ext"
-BINARY = PACKAGE / "_C.abi3.so"
-RECORD = PACKAGE / "build.json"
 SCRATCH = ROOT / "build"
+# By its path: importing the package would import torch.
+SHARED = runpy.run_path(str(PACKAGE / "record.py"))
+BINARY = PACKAGE / SHARED["BINARY"]
+RECORD = PACKAGE / SHARED["RECORD"]
 
 # torch 2.10 is the first whose stable ABI has everything that the files beside csrc/ops.cpp use.
 COMMON_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden"]
@@ -47,12 +52,17 @@ VARIANTS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
 }
+SWITCHES = ("ATTNGEO_CUDA", "ATTNGEO_REQUIRE_EXTENSION")
 DEFAULT_ARCHITECTURES = ["8.0", "9.0", "12.0"]
 JOB_MEMORY = 2 * 2**30
 
 
 class CannotBuild(Exception):
     """Nothing can be built here; the naive forms will run."""
+
+
+class CannotBegin(Exception):
+    """The user has to put something right first: a setting, a permission."""
 
 
 class CompilerFailed(Exception):
@@ -80,9 +90,30 @@ class Cuda:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Means:
+    """What there is to compile with; `missing` says what is wanting, if anything, and the rest is then empty."""
+
+    torch: Torch | None = None
+    compiler: tuple[str, ...] = ()
+    compiler_version: str = ""
+    cuda: Cuda = Cuda()
+    missing: str = ""
+
+
 def say(message: str) -> None:
     """Print one line of the build's report."""
     print(f"attngeo_ext: {message}", flush=True)
+
+
+def check_settings() -> None:
+    """Raise CannotBegin naming a variable whose value has no meaning, and the values that have one."""
+    jobs = os.environ.get("MAX_JOBS", "")
+    if not re.fullmatch(r"([1-9][0-9]*)?", jobs):
+        raise CannotBegin(f"MAX_JOBS={jobs} is not a number of compilers: set 1, 2, 3, ... or leave it unset")
+    for name in SWITCHES:
+        if (value := os.environ.get(name, "")) not in ("", "0", "1"):
+            raise CannotBegin(f"{name}={value} has no meaning: set 0 or 1 or leave it unset")
 
 
 def output_of(command: list[str]) -> str:
@@ -115,7 +146,10 @@ def find_compiler() -> tuple[list[str], str]:
 
 
 def find_cuda(torch: Torch) -> Cuda:
-    """The CUDA toolkit if it can serve this torch; never an error, since the CPU part does not need it."""
+    """The CUDA toolkit if it can serve this torch; its want is no error, since the CPU part does not need it.
+
+    Raises CannotBegin for architectures that are none.
+    """
     if os.environ.get("ATTNGEO_CUDA") == "0":
         return Cuda(reason="ATTNGEO_CUDA=0")
     if torch.cuda is None:
@@ -147,11 +181,22 @@ def find_cuda(torch: Torch) -> Cuda:
     if wanted:
         architectures = [arch for arch in re.split(r"[;,\s]+", wanted) if arch]
         if bad := [arch for arch in architectures if not re.fullmatch(r"\d+\.\d[a-z]?(\+PTX)?", arch)]:
-            return Cuda(reason=f"TORCH_CUDA_ARCH_LIST has {', '.join(bad)}: write numbers such as 9.0 or 12.0+PTX")
+            raise CannotBegin(f"TORCH_CUDA_ARCH_LIST has {', '.join(bad)}: write numbers such as 9.0 or 12.0+PTX")
     else:
         architectures = [arch for arch in DEFAULT_ARCHITECTURES if int(arch.replace(".", "")) in known]
         architectures[-1] += "+PTX"
     return Cuda(nvcc, version, str(folder / "include"), str(library), tuple(architectures))
+
+
+def find_means() -> Means:
+    """The installed torch and compilers, or what is wanting; CannotBegin for architectures that are none."""
+    torch = None
+    try:
+        torch = find_torch()
+        compiler, version = find_compiler()
+        return Means(torch, tuple(compiler), version, find_cuda(torch))
+    except CannotBuild as error:
+        return Means(torch, missing=str(error))
 
 
 def nvcc_flags(cuda: Cuda) -> list[str]:
@@ -178,10 +223,7 @@ def free_memory() -> int:
 
 def job_count() -> int:
     """Compilers to run at once: MAX_JOBS, or as many as cores and memory allow."""
-    wanted = os.environ.get("MAX_JOBS")
-    if wanted:
-        if not wanted.isdigit() or int(wanted) < 1:
-            raise CannotBuild(f"MAX_JOBS={wanted} is not a positive number")
+    if wanted := os.environ.get("MAX_JOBS"):
         return int(wanted)
     return max(1, min(len(os.sched_getaffinity(0)), free_memory() // JOB_MEMORY))
 
@@ -202,6 +244,22 @@ def run_compiler(command: list[str]) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     telling = (line for line in lines if re.search(r"\berror\b|undefined reference|cannot find", line, re.IGNORECASE))
     raise CompilerFailed(next(telling, lines[-1] if lines else f"{command[0]} ended with status {result.returncode}"))
+
+
+def stopping_at_a_failure() -> Callable[[list[str]], str]:
+    """`run_compiler` for a group of commands: once one has failed, those that still wait fail without being run."""
+    failures: list[CompilerFailed] = []
+
+    def run(command: list[str]) -> str:
+        if failures:
+            raise failures[0]
+        try:
+            return run_compiler(command)
+        except CompilerFailed as error:
+            failures.append(error)
+            raise
+
+    return run
 
 
 def ptxas_report(printed: str) -> list[dict[str, Any]]:
@@ -229,10 +287,10 @@ def sources(pattern: str) -> list[Path]:
     return sorted(path.relative_to(ROOT) for path in ROOT.glob(pattern))
 
 
-def compile_all(compiler: list[str], torch: Torch, cuda: Cuda) -> tuple[list[dict[str, Any]], Cuda]:
+def compile_all(compiler: tuple[str, ...], torch: Torch, cuda: Cuda) -> tuple[list[dict[str, Any]], Cuda]:
     """Compile, link aside and rename the binary; returns the ptxas report and what became of CUDA."""
-    SCRATCH.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
+    run_cuda, run_cpu = stopping_at_a_failure(), stopping_at_a_failure()
+    with tempfile.TemporaryDirectory(dir=SCRATCH, prefix="tmp") as folder:
         objects = Path(folder).relative_to(ROOT)
         x86 = platform.machine() in ("x86_64", "AMD64")
         variants = VARIANTS if x86 else {"portable": []}
@@ -248,11 +306,9 @@ def compile_all(compiler: list[str], torch: Torch, cuda: Cuda) -> tuple[list[dic
             for source in sources("csrc/cuda/*.cu") if cuda.nvcc else []:
                 command = [cuda.nvcc, "-ccbin", compiler[0], *nvcc_flags(cuda), "-c", str(source)]
                 cuda_jobs[f"{source.stem}.cuda.o"] = pool.submit(
-                    run_compiler, [*command, "-o", f"{objects}/{source.stem}.cuda.o"]
+                    run_cuda, [*command, "-o", f"{objects}/{source.stem}.cuda.o"]
                 )
-            jobs = [
-                pool.submit(run_compiler, [*command, "-o", f"{objects}/{name}"]) for name, command in commands.items()
-            ]
+            jobs = [pool.submit(run_cpu, [*command, "-o", f"{objects}/{name}"]) for name, command in commands.items()]
             report: list[dict[str, Any]] = []
             try:
                 for job in cuda_jobs.values():
@@ -265,9 +321,7 @@ def compile_all(compiler: list[str], torch: Torch, cuda: Cuda) -> tuple[list[dic
                 torch_side += ["-DATTNGEO_WITH_CUDA", "-DUSE_CUDA"]
             for source in sources("csrc/*.cpp"):
                 commands[f"{source.stem}.o"] = [*torch_side, "-c", str(source)]
-                jobs.append(
-                    pool.submit(run_compiler, [*commands[f"{source.stem}.o"], "-o", f"{objects}/{source.stem}.o"])
-                )
+                jobs.append(pool.submit(run_cpu, [*commands[f"{source.stem}.o"], "-o", f"{objects}/{source.stem}.o"]))
             for job in jobs:
                 job.result()
         linked = f"{objects}/{BINARY.name}"
@@ -278,24 +332,22 @@ def compile_all(compiler: list[str], torch: Torch, cuda: Cuda) -> tuple[list[dic
             # The static runtime keeps its names to itself: torch's shared one lives in the same process.
             link += [f"-L{cuda.library}", "-lcudart_static", "-Wl,--exclude-libs,ALL", "-ldl", "-lrt", "-lpthread"]
         run_compiler([*link, "-Wl,--no-undefined"])
-        os.replace(ROOT / linked, BINARY)
+        replace(ROOT / linked, BINARY)
     return report, cuda
+
+
+def replace(new: Path, old: Path) -> None:
+    """Rename a file to a place where a folder may lie, as container engines make one for a mount without a source."""
+    if old.is_dir():
+        shutil.rmtree(old)
+    os.replace(new, old)
 
 
 def write_record(record: dict[str, Any]) -> None:
     """Write build.json aside and rename it."""
     aside = RECORD.with_name(f".build.{os.getpid()}.json")
     aside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    os.replace(aside, RECORD)
-
-
-def read_record() -> dict[str, Any]:
-    """The last build's record; empty if there is none that can be read."""
-    try:
-        record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
-    return record
+    replace(aside, RECORD)
 
 
 def describe(record: dict[str, Any]) -> str:
@@ -308,34 +360,45 @@ def describe(record: dict[str, Any]) -> str:
     return f"CPU ({', '.join(record['cpu_variants'])}); {gpu}"
 
 
-def build() -> None:
-    """Build if anything that matters changed since the last build; CannotBuild or CompilerFailed if that failed."""
-    digest: str = runpy.run_path(str(PACKAGE / "sources.py"))["source_digest"](ROOT / "csrc")
-    torch = find_torch()
-    compiler, compiler_version = find_compiler()
-    cuda = find_cuda(torch)
-    conditions = {
-        "sources": digest,
-        "torch": torch.version,
-        "compiler": [*compiler, compiler_version],
+def conditions(means: Means) -> dict[str, Any]:
+    """What shapes the binary besides the sources and torch, which the loader looks at too."""
+    cuda = means.cuda
+    return {
+        "compiler": [*means.compiler, means.compiler_version],
         "flags": [COMMON_FLAGS, TORCH_FLAGS, VARIANTS],
-        "cuda": [cuda.nvcc, cuda.version, nvcc_flags(cuda), cuda.reason],
+        "cuda": [cuda.nvcc, cuda.version, nvcc_flags(cuda)],
         "machine": platform.machine(),
     }
-    fingerprint = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
-    old = read_record()
-    if old.get("built") and old["fingerprint"] == fingerprint and BINARY.exists():
-        say(f"up to date: {describe(old)}")
-        return
+
+
+def is_current(record: dict[str, Any], means: Means) -> bool:
+    """Whether a build would make the same binary again; a compiler that is gone is no reason to give one up."""
+    if SHARED["why_unusable"](record, PACKAGE, means.torch and means.torch.version) is not None:
+        return False
+    if means.missing:
+        return True
+    then, now = record.get("conditions"), conditions(means)
+    if not isinstance(then, dict):
+        return False
+    if not means.cuda.nvcc:
+        if os.environ.get("ATTNGEO_CUDA") == "0" and record["cuda"]["built"]:
+            return False
+        now["cuda"] = then.get("cuda")
+    return then == now
+
+
+def build(torch: Torch, means: Means) -> dict[str, Any]:
+    """Compile, and return the record of it; CompilerFailed leaves the former binary and record as they are."""
+    digest = SHARED["source_digest"](ROOT / "csrc")
     started = time.monotonic()
-    report, cuda = compile_all(compiler, torch, cuda)
+    report, cuda = compile_all(means.compiler, torch, means.cuda)
     record = {
         "built": True,
-        "fingerprint": fingerprint,
+        "conditions": conditions(means),
         "source_digest": digest,
         "binary_sha256": hashlib.sha256(BINARY.read_bytes()).hexdigest(),
         "torch": torch.version,
-        "compiler": compiler_version,
+        "compiler": means.compiler_version,
         "cpu_variants": list(VARIANTS) if platform.machine() in ("x86_64", "AMD64") else ["portable"],
         "cuda": {
             "built": bool(cuda.nvcc),
@@ -347,6 +410,69 @@ def build() -> None:
         "seconds": round(time.monotonic() - started, 1),
     }
     write_record(record)
+    return record
+
+
+@contextmanager
+def only_one(wait: bool) -> Iterator[None]:
+    """Hold the lock of the builds; without `wait` BlockingIOError while another holds it."""
+    SCRATCH.mkdir(exist_ok=True)
+    with open(SCRATCH / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def remains() -> list[Path]:
+    """What builds have written aside; while the lock is held, all of it was left by builds that were killed."""
+    return [*SCRATCH.glob("tmp*"), *PACKAGE.glob(".build.*.json")]
+
+
+def remove_remains() -> None:
+    """Remove what killed builds have left; the lock must be held."""
+    for path in remains():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def keep_if_current(means: Means) -> bool:
+    """Say that the binary is up to date, if it is."""
+    record = SHARED["read_record"](PACKAGE)
+    if not is_current(record, means):
+        return False
+    note = f" (nothing could be compiled now: {means.missing})" if means.missing else ""
+    say(f"up to date: {describe(record)}{note}")
+    return True
+
+
+def bring_up_to_date() -> None:
+    """Build if a build would make another binary; CannotBegin, CannotBuild or CompilerFailed if that cannot be.
+
+    Only what has to be written needs the lock, so that a current binary can lie on a read-only disk.
+    """
+    check_settings()
+    means = find_means()
+    if keep_if_current(means):
+        if remains():
+            with suppress(OSError), only_one(wait=False):
+                remove_remains()
+        return
+    not_built = {"built": False, "reason": means.missing}
+    if means.missing and SHARED["read_record"](PACKAGE) == not_built:
+        raise CannotBuild(means.missing)
+    try:
+        with only_one(wait=True):
+            remove_remains()
+            if keep_if_current(means):
+                return
+            if means.missing or means.torch is None:
+                write_record(not_built)
+                raise CannotBuild(means.missing)
+            record = build(means.torch, means)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise CannotBegin(f"a build is due but {what}: make {ROOT} writable for you, with space left") from error
     say(f"built in {record['seconds']} s: {describe(record)}")
 
 
@@ -354,20 +480,19 @@ class BuildExtension(build_ext):
     """`build_ext`, replaced: one build at a time, and no failure where there is nothing to build with."""
 
     def run(self) -> None:
-        """Build under a lock; without the means write the reason to build.json and go on; else fail with the error."""
-        SCRATCH.mkdir(exist_ok=True)
-        with open(SCRATCH / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                build()
-            except CannotBuild as error:
-                write_record({"built": False, "reason": str(error)})
-                say(f"WARNING: not built, the slower naive forms will run: {error}")
-                if os.environ.get("ATTNGEO_REQUIRE_EXTENSION") == "1":
-                    sys.exit(1)
-            except CompilerFailed as error:
-                say(f"ERROR: the compiler failed: {error}")
+        """Build if that is due; exit with status 2 for what the user has to put right, 1 for a compiler's failure."""
+        try:
+            bring_up_to_date()
+        except CannotBegin as error:
+            say(f"ERROR: {error}")
+            sys.exit(2)
+        except CannotBuild as error:
+            say(f"WARNING: not built, the slower naive forms will run: {error}")
+            if os.environ.get("ATTNGEO_REQUIRE_EXTENSION") == "1":
                 sys.exit(1)
+        except CompilerFailed as error:
+            say(f"ERROR: the compiler failed: {error}")
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -264,12 +264,16 @@ install_project() {
 
 # The extension's own setup knows what changed, and records the reason where it cannot be built.
 build_extension() {
-    local log
+    local log status=0
     [ -f cuda_ext/setup.py ] || return 0
     mkdir -p cuda_ext/build
     log=cuda_ext/build/build.log
-    if ! ATTNGEO_REQUIRE_EXTENSION=${REQUIRE_EXTENSION:-0} "$python" cuda_ext/setup.py build_ext --inplace >"$log" 2>&1; then
+    ATTNGEO_REQUIRE_EXTENSION=${REQUIRE_EXTENSION:-0} \
+        "$python" cuda_ext/setup.py build_ext --inplace >"$log" 2>&1 || status=$?
+    if [ "$status" != 0 ]; then
         tail -n 15 "$log" >&2
+        # A setting or a permission that only the user can put right: no reason to go on without the operators.
+        [ "$status" != 2 ] || fail "the build of the operators could not begin: do what the ERROR line above says"
         [ "${REQUIRE_EXTENSION:-0}" != 1 ] || fail "the operators could not be compiled (whole log: $log)"
         warn "the operators could not be compiled (whole log: $log): the naive forms run, and every record says so"
     fi

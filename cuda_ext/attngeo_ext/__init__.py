@@ -6,64 +6,25 @@ Shapes, gradients, autocast and vmap of the operators are registered by `pairwis
 
 import ctypes
 import functools
-import hashlib
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from attngeo_ext import inverse, pairwise
-from attngeo_ext.sources import source_digest
+from attngeo_ext import inverse, pairwise, record
 
 _FOLDER = Path(__file__).resolve().parent
-_BINARY = _FOLDER / "_C.abi3.so"
-_BUILD = _FOLDER / "build.json"
-_SOURCES = _FOLDER.parent / "csrc"
-_BUILD_KEYS = ("binary_sha256", "source_digest", "torch", "cpu_variants")
-_CUDA_KEYS = ("built", "reason", "architectures")
+_BINARY = _FOLDER / record.BINARY
 
 
 def build_info() -> dict[str, Any]:
     """What the last build recorded: compilers, flags, architectures, registers; empty if there was none."""
-    try:
-        info = json.loads(_BUILD.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return info if isinstance(info, dict) else {}
-
-
-def _why_not_load(info: dict[str, Any]) -> str | None:
-    """The reason in words, whatever state the files are in: importing the operators must not fail for them."""
-    if not info:
-        return "extension not built: run `make env`"
-    if not info.get("built"):
-        return f"extension not built: {info.get('reason', 'run `make env`')}"
-    cuda = info.get("cuda")
-    missing = [key for key in _BUILD_KEYS if key not in info]
-    missing += [f"cuda.{key}" for key in _CUDA_KEYS if not isinstance(cuda, dict) or key not in cuda]
-    if missing:
-        return f"stale: run `make env` (build.json lacks {', '.join(missing)})"
-    try:
-        return _why_stale(info)
-    except OSError as error:
-        return f"extension cannot be read: {error}"
-
-
-def _why_stale(info: dict[str, Any]) -> str | None:
-    if not _BINARY.exists() or hashlib.sha256(_BINARY.read_bytes()).hexdigest() != info["binary_sha256"]:
-        return "stale: run `make env` (the binary is not the one that build.json describes)"
-    if _SOURCES.is_dir() and source_digest(_SOURCES) != info["source_digest"]:
-        return "stale: run `make env` (the sources changed since the build)"
-    # The stable ABI would let another torch load it; a binary carried to another machine has to be asked for.
-    if info["torch"] != torch.__version__ and os.environ.get("ATTNGEO_EXTENSION_ANY_TORCH") != "1":
-        return f"stale: run `make env` (built for torch {info['torch']}, this is {torch.__version__})"
-    return None
+    return record.read_record(_FOLDER)
 
 
 _info = build_info()
-problem: str | None = _why_not_load(_info)
+# Importing the operators must not fail, whatever state the files are in.
+problem: str | None = record.why_unusable(_info, _FOLDER, torch.__version__)
 
 
 @functools.cache

@@ -5,9 +5,13 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +63,65 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert re.search(r"built in [\d.]+ s: CPU \(.*\); no CUDA: ATTNGEO_CUDA=0", printed[0])
     assert "up to date" in printed[1]
     return folder
+
+
+class Fake:
+    """A folder of sources and a compiler for it that takes no time: what it makes has the sources' names in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = copy_sources(folder / "cuda_ext")
+        self.compiler = folder / "fake-compiler"
+        self.hangs = folder / "hangs"
+        self._log = folder / "calls"
+        self._version, self._body = "fake 1.0", ""
+        self.work()
+
+    def _write(self) -> None:
+        aside = self.compiler.with_suffix(".new")
+        aside.write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] && echo "{self._version}" && exit 0\n'
+            f'echo "$@" >>{self._log}\n{self._body}\n'
+            'for word; do [ "$last" = -o ] && out=$word; last=$word; done\necho made >"$out"\n'
+        )
+        aside.chmod(0o755)
+        aside.replace(self.compiler)
+
+    def say(self, version: str) -> None:
+        self._version = version
+        self._write()
+
+    def work(self) -> None:
+        self._body = ""
+        self._write()
+
+    def fail(self) -> None:
+        self._body = "echo 'error: the fake fails' >&2; exit 1"
+        self._write()
+
+    def hang(self) -> None:
+        """Wait until the folder that the object belongs in is gone, so that no process outlives the test."""
+        self.hangs.unlink(missing_ok=True)
+        self._body = f"touch {self.hangs}; for i in $(seq 600); do [ -d build/tmp* ] || break; sleep 0.05; done; exit 1"
+        self._write()
+
+    def calls(self) -> list[str]:
+        return self._log.read_text().splitlines()
+
+    def build(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        return build(self.folder, CXX=str(self.compiler), **environment)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(self.folder / "setup.py"), "build_ext", "--inplace"]
+        variables = {**os.environ, "ATTNGEO_CUDA": "0", "CXX": str(self.compiler), "MAX_JOBS": "1"}
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=variables)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Fake:
+    """A finished build of a fake compiler."""
+    made = Fake(tmp_path)
+    assert "built in" in made.build().stdout
+    return made
 
 
 def test_a_finished_build_loads_and_leaves_nothing_behind(built: Path) -> None:
@@ -160,13 +223,179 @@ def test_without_a_compiler_the_build_warns_and_only_a_demand_fails(tmp_path: Pa
     assert build(folder, **bare, ATTNGEO_REQUIRE_EXTENSION="1").returncode == 1
 
 
+def test_a_compiler_that_is_none_is_named(tmp_path: Path) -> None:
+    result = build(copy_sources(tmp_path / "cuda_ext"), CXX="no-such-compiler")
+    assert "CXX=no-such-compiler is not a program" in result.stdout
+
+
 @pytest.mark.parametrize(
-    ("variable", "value", "message"),
-    [("CXX", "no-such-compiler", "CXX=no-such-compiler is not a program"), ("MAX_JOBS", "many", "MAX_JOBS=many")],
+    ("variable", "value", "allowed"),
+    [
+        ("MAX_JOBS", "0", "set 1, 2, 3"),
+        ("MAX_JOBS", "abc", "set 1, 2, 3"),
+        ("MAX_JOBS", "-2", "set 1, 2, 3"),
+        ("ATTNGEO_CUDA", "no", "set 0 or 1"),
+        ("ATTNGEO_REQUIRE_EXTENSION", "yes", "set 0 or 1"),
+    ],
 )
-def test_bad_settings_are_named(variable: str, value: str, message: str, tmp_path: Path) -> None:
-    result = build(copy_sources(tmp_path / "cuda_ext"), **{variable: value})
-    assert message in result.stdout
+def test_a_setting_without_a_meaning_is_an_error_before_any_work(
+    variable: str, value: str, allowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copy_sources(tmp_path / "cuda_ext")
+    result = build(folder, **{variable: value})
+    assert result.returncode == extension.EXIT_CANNOT_BEGIN
+    assert result.stdout.splitlines()[-1].startswith(f"attngeo_ext: ERROR: {variable}={value} ")
+    assert allowed in result.stdout
+    assert not (folder / "build").exists()
+    assert not (folder / "attngeo_ext" / "build.json").exists()
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UserError, match="could not begin"):
+        extension.build(tmp_path)
+
+
+def test_the_binary_is_made_again_exactly_when_the_loader_refuses_it(fake: Fake) -> None:
+    binary, path = (fake.folder / "attngeo_ext" / name for name in ("_C.abi3.so", "build.json"))
+    whole, good = binary.read_bytes(), record(fake.folder)
+    assert problem(fake.folder).startswith("extension cannot be loaded here")  # no more than the fake's text is wrong
+    assert "up to date" in fake.build().stdout
+    damages: list[Callable[[], object]] = [
+        lambda: binary.write_bytes(whole[: len(whole) // 2]),
+        lambda: binary.write_bytes(b""),
+        binary.unlink,
+        lambda: (binary.unlink(), binary.mkdir()),
+        lambda: path.write_text(""),
+        lambda: path.write_text("{"),
+        lambda: path.write_bytes(b"\xff"),
+        lambda: path.write_text("[]"),
+        lambda: path.write_text('{"built": true}'),
+        lambda: path.write_text(json.dumps({**good, "torch": "1.0"})),
+        lambda: path.write_text(json.dumps({**good, "cpu_variants": 5})),
+        lambda: path.write_text(json.dumps({**good, "cuda": {}})),
+        path.unlink,
+        lambda: (path.unlink(), path.mkdir(), (path / "inside").touch()),
+    ]
+    for number, damage in enumerate(damages):
+        damage()
+        assert "run `make env`" in problem(fake.folder) or "cannot be read" in problem(fake.folder), number
+        result = fake.build()
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "built in" in result.stdout, number
+        assert binary.read_bytes() == whole
+    assert "up to date" in fake.build().stdout
+
+
+def test_a_current_binary_outlives_its_compilers(fake: Fake, tmp_path: Path) -> None:
+    before = record(fake.folder)
+    bare = {"PATH": str(tmp_path), "CXX": "", "ATTNGEO_REQUIRE_EXTENSION": "1"}
+    for environment in (bare, {"CXX": "gone"}):
+        result = build(fake.folder, **environment)
+        assert result.returncode == 0
+        assert "up to date" in result.stdout
+        assert "nothing could be compiled now" in result.stdout
+        assert record(fake.folder) == before
+    fake.say("fake 2.0")
+    assert "built in" in fake.build().stdout
+    (fake.folder / "csrc" / "ops.cpp").write_text("int edited;\n")
+    result = build(fake.folder, PATH=str(tmp_path), CXX="")
+    assert result.returncode == 0
+    assert "WARNING: not built, the slower naive forms will run: no C++ compiler" in result.stdout
+    assert record(fake.folder)["built"] is False
+    assert (fake.folder / "attngeo_ext" / "_C.abi3.so").exists()
+
+
+def test_kernels_outlive_nvcc_unless_the_switch_asks_for_none(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = runpy.run_path(str(fake.folder / "setup.py"))
+    nvcc = code["Cuda"]("/bin/nvcc", "13.0", architectures=("9.0",))
+    means = {
+        name: code["Means"](code["find_torch"](), (str(fake.compiler),), "fake 1.0", cuda)
+        for name, cuda in (
+            ("same", nvcc),
+            ("newer", replace(nvcc, version="13.1")),
+            ("other", replace(nvcc, architectures=("12.0",))),
+            ("none", code["Cuda"](reason="nvcc not found")),
+        )
+    }
+    content = {**record(fake.folder), "conditions": json.loads(json.dumps(code["conditions"](means["same"])))}
+    with_kernels = {**content, "cuda": {"built": True, "reason": "", "version": "13.0", "architectures": ["9.0"]}}
+    monkeypatch.delenv("ATTNGEO_CUDA", raising=False)
+    current = {name: code["is_current"](with_kernels, found) for name, found in means.items()}
+    assert current == {"same": True, "newer": False, "other": False, "none": True}
+    monkeypatch.setenv("ATTNGEO_CUDA", "0")
+    assert not code["is_current"](with_kernels, means["none"])
+    assert code["is_current"](content, means["none"])  # nvcc failed then: there are no kernels to leave out
+
+
+def test_architectures_that_are_none_are_an_error(tmp_path: Path) -> None:
+    import torch
+
+    if torch.version.cuda is None:
+        pytest.skip("this torch has no CUDA")
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64" / "libcudart_static.a").touch()
+    fake = tmp_path / "nvcc"
+    fake.write_text(f'#!/bin/sh\necho "release {torch.version.cuda}, V1"\necho "#\\$ TOP={tmp_path}"\n')
+    fake.chmod(0o755)
+    result = build(
+        copy_sources(tmp_path / "cuda_ext"), ATTNGEO_CUDA="", NVCC=str(fake), TORCH_CUDA_ARCH_LIST="9.0;Hopper"
+    )
+    assert result.returncode == extension.EXIT_CANNOT_BEGIN
+    assert "TORCH_CUDA_ARCH_LIST has Hopper: write numbers such as 9.0" in result.stdout
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next_call(fake: Fake) -> None:
+    source = fake.folder / "csrc" / "ops.cpp"
+    original = source.read_text()
+    for edited in (original + "// edited\n", original):  # the next call builds; it finds the binary up to date
+        before = record(fake.folder)
+        source.write_text(original + "// to be killed\n")
+        fake.hang()
+        killed = fake.start()
+        deadline = time.monotonic() + 30
+        while not fake.hangs.exists():
+            assert time.monotonic() < deadline, "the compiler did not start"
+            time.sleep(0.02)
+        killed.kill()
+        killed.communicate()
+        assert any((fake.folder / "build").glob("tmp*"))
+        (fake.folder / "attngeo_ext" / ".build.1.json").touch()
+        assert record(fake.folder) == before
+        fake.work()
+        source.write_text(edited)
+        assert fake.build().returncode == 0
+        assert [path.name for path in (fake.folder / "build").iterdir()] == ["lock"]
+        assert not list((fake.folder / "attngeo_ext").glob(".build.*"))
+        source.write_text(original)
+        fake.build()
+
+
+def test_a_current_binary_needs_no_write_and_a_due_build_says_what_cannot_be_written(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = fake.folder / "build"
+    shutil.rmtree(scratch)
+    scratch.write_text("")  # nothing can be made below it, not even by root
+    assert "up to date" in fake.build().stdout
+    (fake.folder / "csrc" / "ops.cpp").write_text("int edited;\n")
+    before = record(fake.folder)
+    result = fake.build()
+    assert result.returncode == extension.EXIT_CANNOT_BEGIN
+    assert re.search(rf"ERROR: a build is due but {re.escape(str(scratch))}: .*: make .* writable", result.stdout)
+    assert "Traceback" not in result.stdout + result.stderr
+    assert record(fake.folder) == before
+    monkeypatch.setenv("CXX", str(fake.compiler))
+    with pytest.raises(UserError, match="could not begin"):
+        extension.build(fake.folder.parent)
+
+
+def test_compilers_that_wait_are_not_run_after_a_failure(fake: Fake) -> None:
+    whole = len(fake.calls())
+    assert whole > 5
+    (fake.folder / "csrc" / "ops.cpp").write_text("int edited;\n")
+    fake.fail()
+    result = fake.build(MAX_JOBS="1")
+    assert result.returncode == 1
+    assert result.stdout.splitlines()[-1] == "attngeo_ext: ERROR: the compiler failed: error: the fake fails"
+    assert len(fake.calls()) == whole + 1
 
 
 def test_a_compiler_that_is_killed_names_max_jobs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,6 +141,25 @@ def test_operators_that_are_not_compiled_are_told_at_the_end(project: Path, caps
     assert reproduce(project) == 0
     assert "not compiled" in (told := capsys.readouterr().err)
     assert told.endswith("install g++, then run `make env`\n")
+
+
+def test_a_build_that_found_no_compiler_is_told_at_the_end(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The build is a job, as in the workflow: its own warning goes to the job's log."""
+    shutil.copytree(
+        ROOT / "cuda_ext", project / "cuda_ext", ignore=shutil.ignore_patterns("build", "build.json", "*.so")
+    )
+    (project / "then").write_text(
+        "import subprocess\n"
+        "command = [sys.executable, 'cuda_ext/setup.py', 'build_ext', '--inplace']\n"
+        f"variables = {{**os.environ, 'PATH': {str(project)!r}, 'CXX': ''}}\n"
+        "log = open('log', 'w')\n"
+        "sys.exit(subprocess.run(command, stdout=log, stderr=log, env=variables).returncode)\n"
+    )
+    assert reproduce(project) == 0
+    told = capfd.readouterr().err.splitlines()
+    assert "the slower naive forms will run: no C++ compiler" in (project / "log").read_text()
+    assert told[-1].startswith("warning: the operators are not compiled, the slower naive forms run")
+    assert "no C++ compiler (g++ or c++) on PATH: install g++" in told[-1]
 
 
 def test_a_stale_lock_is_cleared_with_a_message(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
