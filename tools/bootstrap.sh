@@ -266,8 +266,8 @@ install_project() {
 build_extension() {
     local log status=0
     [ -f cuda_ext/setup.py ] || return 0
-    mkdir -p cuda_ext/build
-    log=cuda_ext/build/build.log
+    # Not below cuda_ext: that need not be writable where its binary is current.
+    log=$stamps/extension.log
     ATTNGEO_REQUIRE_EXTENSION=${REQUIRE_EXTENSION:-0} \
         "$python" cuda_ext/setup.py build_ext --inplace >"$log" 2>&1 || status=$?
     if [ "$status" != 0 ]; then

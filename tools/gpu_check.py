@@ -59,7 +59,7 @@ def build(device: Any) -> None:
             environment.setdefault("TORCH_CUDA_ARCH_LIST", f"{major}.{minor}")
     command = [sys.executable, str(ROOT / "cuda_ext" / "setup.py"), "build_ext", "--inplace"]
     if subprocess.run(command, cwd=ROOT / "cuda_ext", env=environment).returncode:
-        raise CannotCheckError("the extension did not compile: see above")
+        raise CannotCheckError("the extension was not built: see above")
 
 
 def require_compiled(device: Any) -> Any:

@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,39 @@ def test_an_ffcv_that_lost_a_library_or_a_file_is_noticed(project: Path, ldd: st
     bash = shutil.which("bash") or "bash"
     done = subprocess.run([bash, "check.sh"], cwd=project, env={"PATH": str(commands_of(project))}, check=False)
     assert done.returncode == status
+
+
+@pytest.mark.parametrize(
+    ("setup", "status", "told"),
+    [
+        ("print('attngeo_ext: ERROR: MAX_JOBS=0 is none'); sys.exit(2)", 1, ["MAX_JOBS=0 is none", "could not begin"]),
+        ("print('attngeo_ext: ERROR: no_such_name'); sys.exit(1)", 0, ["no_such_name", "the naive forms run"]),
+        ("print('attngeo_ext: up to date: CPU')", 0, []),
+    ],
+)
+def test_a_build_that_cannot_begin_ends_the_bootstrap_and_a_failed_one_is_a_warning(
+    project: Path, setup: str, status: int, told: list[str]
+) -> None:
+    (project / "cuda_ext").mkdir()
+    (project / "cuda_ext" / "setup.py").write_text(f"import sys\n{setup}\n")
+    (project / ".venv" / "bin").mkdir(parents=True)
+    (project / ".venv" / ".attngeo").mkdir()
+    executable(project / ".venv" / "bin" / "python", f'exec {sys.executable} "$@"')
+    text = (project / "tools" / "bootstrap.sh").read_text()
+    (project / "check.sh").write_text(text.replace('main "$@"', "build_extension"))
+    done = subprocess.run(
+        [shutil.which("bash") or "bash", "check.sh"],
+        cwd=project,
+        env={"PATH": str(commands_of(project))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status
+    for words in told:
+        assert words in done.stderr
+    assert bool(told) == bool(done.stderr)
+    assert [path.name for path in (project / "cuda_ext").iterdir()] == ["setup.py"]
 
 
 def test_a_stage_that_was_interrupted_leaves_no_stamp(project: Path) -> None:
