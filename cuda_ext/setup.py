@@ -372,17 +372,17 @@ def conditions(means: Means) -> dict[str, Any]:
 
 
 def is_current(record: dict[str, Any], means: Means) -> bool:
-    """Whether a build would make the same binary again; a compiler that is gone is no reason to give one up."""
+    """Whether a build would make nothing better: a compiler or nvcc that is gone is no reason to give a binary up."""
     if SHARED["why_unusable"](record, PACKAGE, means.torch and means.torch.version) is not None:
         return False
     if means.missing:
         return True
+    if record["cuda"]["built"] and not means.cuda.nvcc:
+        return os.environ.get("ATTNGEO_CUDA") != "0"
     then, now = record.get("conditions"), conditions(means)
     if not isinstance(then, dict):
         return False
     if not means.cuda.nvcc:
-        if os.environ.get("ATTNGEO_CUDA") == "0" and record["cuda"]["built"]:
-            return False
         now["cuda"] = then.get("cuda")
     return then == now
 

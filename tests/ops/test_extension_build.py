@@ -320,6 +320,8 @@ def test_kernels_outlive_nvcc_unless_the_switch_asks_for_none(fake: Fake, monkey
     monkeypatch.delenv("ATTNGEO_CUDA", raising=False)
     current = {name: code["is_current"](with_kernels, found) for name, found in means.items()}
     assert current == {"same": True, "newer": False, "other": False, "none": True}
+    assert code["is_current"](with_kernels, replace(means["none"], compiler_version="fake 2.0"))
+    assert not code["is_current"](content, replace(means["none"], compiler_version="fake 2.0"))
     monkeypatch.setenv("ATTNGEO_CUDA", "0")
     assert not code["is_current"](with_kernels, means["none"])
     assert code["is_current"](content, means["none"])  # nvcc failed then: there are no kernels to leave out
