@@ -3,9 +3,9 @@
 import ctypes
 import importlib
 import importlib.util
-import json
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -124,13 +124,12 @@ def _extension() -> Check:
         found = None
     if found is None or not found.submodule_search_locations:
         return Check("extension", "warn", "not installed: the naive operators run", BUILD_REMEDY)
-    record = Path(next(iter(found.submodule_search_locations))) / "build.json"
-    try:
-        build: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return Check("extension", "warn", "not built: the naive operators run", BUILD_REMEDY)
-    if not build.get("built"):
-        return Check("extension", "warn", f"not built: {build.get('reason')}; the naive operators run", BUILD_REMEDY)
+    package = Path(next(iter(found.submodule_search_locations)))
+    record = runpy.run_path(str(package / "record.py"))  # by its path: the package itself imports torch
+    build: dict[str, Any] = record["read_record"](package)
+    why = record["why_unusable"](build, package, None)  # whether torch is another one, the next check says
+    if why:
+        return Check("extension", "warn", f"{why}; the naive operators run", BUILD_REMEDY)
     cuda = build["cuda"]
     gpu = (
         f"CUDA {cuda['version']} for {', '.join(cuda['architectures'])}"

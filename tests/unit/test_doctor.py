@@ -1,5 +1,6 @@
 """The doctor reports every part of a machine, also one where nothing is installed."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,24 @@ def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert check.status == "warn"
     assert "naive" in check.detail
     assert "g++" in check.remedy
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"built": true}', '{"built": false, "reason": "no nvcc"}'])
+def test_a_broken_record_of_the_build_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
+) -> None:
+    package = tmp_path / "attngeo_ext"
+    package.mkdir()
+    shutil.copy(ROOT / "cuda_ext/attngeo_ext/record.py", package)
+    (package / "__init__.py").touch()
+    if content is not None:
+        (package / "build.json").write_text(content)
+    monkeypatch.delitem(sys.modules, "attngeo_ext", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = doctor._extension()
+    assert found.status == "warn"
+    assert "naive operators run" in found.detail
+    assert found.remedy
 
 
 def test_jobs_that_cannot_be_tied_to_snakemake_are_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
