@@ -45,30 +45,35 @@ def _kernel_gradient(kind: str) -> Any:
     return gradient
 
 
-def _matmul_fake(q: Tensor, k: Tensor, v: Tensor, *options: float) -> tuple[Tensor, Tensor]:
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1])
+def _matmul_fake(q: Tensor, k: Tensor, v: Tensor, *options: float) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1]), q.new_empty(q.shape[:-1])
 
 
 def _matmul_backward_fake(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, shift: Tensor, delta: Tensor, *options: float
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, origin: Tensor, delta: Tensor, *options: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _matmul_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _matmul_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     q, k, v, *ctx.options, normalize = inputs
-    product, shift = output
-    ctx.mark_non_differentiable(shift)
-    ctx.save_for_backward(q, k, v, shift, product if normalize else None)
+    product, origin, total = output
+    ctx.mark_non_differentiable(origin, total)
+    ctx.save_for_backward(q, k, v, origin, *((product, total) if normalize else (None, None)))
 
 
 def _matmul_gradient(kind: str) -> Any:
     operator = getattr(torch.ops.attngeo, f"{kind}_matmul_backward")
 
-    def gradient(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, shift, product = ctx.saved_tensors
-        # Of a normalised row: the mean over its weights of what each weight's own gradient is.
-        delta = torch.zeros_like(shift) if product is None else (grad * product).sum(-1)
-        return *operator(grad, q, k, v, shift, delta, *ctx.options), *(None for _ in ctx.options), None
+    def gradient(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, origin, product, total = ctx.saved_tensors
+        if product is None:
+            delta = torch.zeros_like(origin)
+        else:
+            # The operator's weights are exp(scale * (distance - origin)), those of the product that divided by `total`.
+            grad = grad / total.unsqueeze(-1)
+            # The mean over a row's weights of what each weight's own gradient is.
+            delta = (grad * product).sum(-1)
+        return *operator(grad, q, k, v, origin, delta, *ctx.options), *(None for _ in ctx.options), None
 
     return gradient

@@ -73,15 +73,17 @@ STABLE_TORCH_LIBRARY(attngeo, m) {
   m.def("laplacian_kernel_backward(Tensor grad, Tensor q, Tensor k, Tensor kernel, float lambda_) -> (Tensor, Tensor)");
   m.def(
       "laplacian_kernel_matmul(Tensor q, Tensor k, Tensor v, float lambda_, bool normalize) -> (Tensor output, Tensor "
-      "shift)");
+      "origin, Tensor total)");
   m.def(
-      "laplacian_kernel_matmul_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor shift, Tensor delta, float "
+      "laplacian_kernel_matmul_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor origin, Tensor delta, float "
       "lambda_) -> (Tensor, Tensor, Tensor)");
   m.def("gaussian_kernel(Tensor q, Tensor k) -> Tensor");
   m.def("gaussian_kernel_backward(Tensor grad, Tensor q, Tensor k, Tensor kernel) -> (Tensor, Tensor)");
-  m.def("gaussian_kernel_matmul(Tensor q, Tensor k, Tensor v, bool normalize) -> (Tensor output, Tensor shift)");
   m.def(
-      "gaussian_kernel_matmul_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor shift, Tensor delta) -> "
+      "gaussian_kernel_matmul(Tensor q, Tensor k, Tensor v, bool normalize) -> (Tensor output, Tensor origin, Tensor "
+      "total)");
+  m.def(
+      "gaussian_kernel_matmul_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor origin, Tensor delta) -> "
       "(Tensor, Tensor, Tensor)");
   m.def(
       "newton_schulz_inverse(Tensor W, int iterations, float eps, str start) -> (Tensor inverse, Tensor residual)");

@@ -249,22 +249,24 @@ struct OnCpu {
     sum_shares(share, shares, grad_k, channels);
   }
 
-  void matmul(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out, Tensor& shift, bool normalize) const {
+  void matmul(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out, Tensor& origin, Tensor& total,
+              bool normalize) const {
     const int64_t rows = sizes.rows, landmarks = sizes.landmarks, channels = sizes.channels;
     const int64_t values = sizes.values;
     const T *q_data = q.const_data_ptr<T>(), *k_data = k.const_data_ptr<T>(), *v_data = v.const_data_ptr<T>();
-    T *out_data = out.mutable_data_ptr<T>(), *shift_data = shift.mutable_data_ptr<T>();
+    T *out_data = out.mutable_data_ptr<T>(), *origin_data = origin.mutable_data_ptr<T>();
+    T* total_data = total.mutable_data_ptr<T>();
     const int64_t at_once = rows_per_task(sizes);
     const auto task = [&](int64_t slice, int64_t first, int64_t count, int64_t, T* scratch) {
       const int64_t row = slice * rows + first;
       functions.matmul_forward(q_data + row * channels, k_data + slice * landmarks * channels,
-                               v_data + slice * landmarks * values, out_data + row * values, shift_data + row, scratch,
-                               count, sizes, call.scale, normalize);
+                               v_data + slice * landmarks * values, out_data + row * values, origin_data + row,
+                               total_data + row, scratch, count, sizes, call.scale, normalize);
     };
     for_rows<T>(sizes, at_once, functions.scratch_size(sizes), at_once * landmarks * (channels + values + 1), task);
   }
 
-  void matmul_backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& shift,
+  void matmul_backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& origin,
                        const Tensor& delta, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) const {
     const int64_t rows = sizes.rows, landmarks = sizes.landmarks, channels = sizes.channels;
     const int64_t values = sizes.values;
@@ -274,7 +276,7 @@ struct OnCpu {
     Tensor share_k = new_empty(k, {sizes.slices * shares * prepared.size});
     Tensor share_v = new_empty(v, {sizes.slices * shares * share_v_size});
     const T *grad_data = grad.const_data_ptr<T>(), *q_data = q.const_data_ptr<T>(), *k_data = k.const_data_ptr<T>();
-    const T *v_data = v.const_data_ptr<T>(), *shift_data = shift.const_data_ptr<T>();
+    const T *v_data = v.const_data_ptr<T>(), *origin_data = origin.const_data_ptr<T>();
     const T* delta_data = delta.const_data_ptr<T>();
     T *grad_q_data = grad_q.mutable_data_ptr<T>(), *share_k_data = share_k.mutable_data_ptr<T>();
     T* share_v_data = share_v.mutable_data_ptr<T>();
@@ -282,7 +284,7 @@ struct OnCpu {
       const int64_t row = slice * rows + first, share = slice * shares + part;
       functions.matmul_backward(grad_data + row * values, q_data + row * channels,
                                 k_data + slice * landmarks * channels, v_data + slice * landmarks * values,
-                                prepared.data + slice * prepared.size, prepared.factor[slice], shift_data + row,
+                                prepared.data + slice * prepared.size, prepared.factor[slice], origin_data + row,
                                 delta_data + row, grad_q_data + row * channels, share_k_data + share * prepared.size,
                                 share_v_data + share * share_v_size, scratch, count, sizes, call.scale);
     };
@@ -320,19 +322,20 @@ struct OnCuda {
                                                 workspace.mutable_data_ptr<T>(), sizes, call.scale, device, stream));
   }
 
-  void matmul(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out, Tensor& shift, bool normalize) const {
+  void matmul(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out, Tensor& origin, Tensor& total,
+              bool normalize) const {
     check_launch(call.op, Pairwise<T>::matmul_forward(
                               call.kind, q.const_data_ptr<T>(), k.const_data_ptr<T>(), v.const_data_ptr<T>(),
-                              out.mutable_data_ptr<T>(), shift.mutable_data_ptr<T>(), sizes, call.scale, normalize,
-                              device, stream));
+                              out.mutable_data_ptr<T>(), origin.mutable_data_ptr<T>(), total.mutable_data_ptr<T>(),
+                              sizes, call.scale, normalize, device, stream));
   }
 
-  void matmul_backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& shift,
+  void matmul_backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& origin,
                        const Tensor& delta, Tensor& grad_q, Tensor& grad_k, Tensor& grad_v) const {
     Tensor workspace = new_empty(q, {Pairwise<T>::matmul_backward_workspace(call.kind, sizes)});
     check_launch(call.op, Pairwise<T>::matmul_backward(
                               call.kind, grad.const_data_ptr<T>(), q.const_data_ptr<T>(), k.const_data_ptr<T>(),
-                              v.const_data_ptr<T>(), shift.const_data_ptr<T>(), delta.const_data_ptr<T>(),
+                              v.const_data_ptr<T>(), origin.const_data_ptr<T>(), delta.const_data_ptr<T>(),
                               grad_q.mutable_data_ptr<T>(), grad_k.mutable_data_ptr<T>(),
                               grad_v.mutable_data_ptr<T>(), workspace.mutable_data_ptr<T>(), sizes, call.scale,
                               device, stream));
@@ -373,33 +376,37 @@ std::tuple<Tensor, Tensor> kernel_backward_of(const Call& call, const Tensor& gr
   return {grad_q, grad_k};
 }
 
+// Shape of a number for every row of q.
+std::vector<int64_t> of_rows(const Tensor& q) {
+  std::vector<int64_t> shape = shape_of(q);
+  shape.pop_back();
+  return shape;
+}
+
 template <template <typename> class Device>
-std::tuple<Tensor, Tensor> matmul_of(const Call& call, const Tensor& q_any, const Tensor& k_any, const Tensor& v_any,
-                                     bool normalize) {
+std::tuple<Tensor, Tensor, Tensor> matmul_of(const Call& call, const Tensor& q_any, const Tensor& k_any,
+                                             const Tensor& v_any, bool normalize) {
   const PairwiseSizes sizes = check_with_values(call, q_any, k_any, v_any);
   const Tensor q = contiguous(q_any), k = contiguous(k_any), v = contiguous(v_any);
-  std::vector<int64_t> shift_shape = shape_of(q);
-  shift_shape.pop_back();
-  Tensor out = new_empty(q, with_last(q, sizes.values)), shift = new_empty(q, shift_shape);
-  with_type_of<Device>(q, call, sizes, [&](const auto& on) { on.matmul(q, k, v, out, shift, normalize); });
-  return {out, shift};
+  Tensor out = new_empty(q, with_last(q, sizes.values));
+  Tensor origin = new_empty(q, of_rows(q)), total = new_empty(q, of_rows(q));
+  with_type_of<Device>(q, call, sizes, [&](const auto& on) { on.matmul(q, k, v, out, origin, total, normalize); });
+  return {out, origin, total};
 }
 
 template <template <typename> class Device>
 std::tuple<Tensor, Tensor, Tensor> matmul_backward_of(const Call& call, const Tensor& grad_any, const Tensor& q_any,
                                                       const Tensor& k_any, const Tensor& v_any,
-                                                      const Tensor& shift_any, const Tensor& delta_any) {
+                                                      const Tensor& origin_any, const Tensor& delta_any) {
   const PairwiseSizes sizes = check_with_values(call, q_any, k_any, v_any);
-  std::vector<int64_t> shift_shape = shape_of(q_any);
-  shift_shape.pop_back();
   check_like(call, "grad", grad_any, with_last(q_any, sizes.values), q_any);
-  check_like(call, "shift", shift_any, shift_shape, q_any);
-  check_like(call, "delta", delta_any, shift_shape, q_any);
+  check_like(call, "origin", origin_any, of_rows(q_any), q_any);
+  check_like(call, "delta", delta_any, of_rows(q_any), q_any);
   const Tensor grad = contiguous(grad_any), q = contiguous(q_any), k = contiguous(k_any), v = contiguous(v_any);
-  const Tensor shift = contiguous(shift_any), delta = contiguous(delta_any);
+  const Tensor origin = contiguous(origin_any), delta = contiguous(delta_any);
   Tensor grad_q = empty_with_shape_of(q), grad_k = empty_with_shape_of(k), grad_v = empty_with_shape_of(v);
   with_type_of<Device>(q, call, sizes, [&](const auto& on) {
-    on.matmul_backward(grad, q, k, v, shift, delta, grad_q, grad_k, grad_v);
+    on.matmul_backward(grad, q, k, v, origin, delta, grad_q, grad_k, grad_v);
   });
   return {grad_q, grad_k, grad_v};
 }
@@ -416,16 +423,16 @@ struct Operators {
     return kernel_backward_of<Device>(laplacian("laplacian_kernel_backward", lambda), grad, q, k, kernel);
   }
 
-  static std::tuple<Tensor, Tensor> laplacian_kernel_matmul(const Tensor& q, const Tensor& k, const Tensor& v,
-                                                            double lambda, bool normalize) {
+  static std::tuple<Tensor, Tensor, Tensor> laplacian_kernel_matmul(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                                    double lambda, bool normalize) {
     return matmul_of<Device>(laplacian("laplacian_kernel_matmul", lambda), q, k, v, normalize);
   }
 
   static std::tuple<Tensor, Tensor, Tensor> laplacian_kernel_matmul_backward(const Tensor& grad, const Tensor& q,
                                                                              const Tensor& k, const Tensor& v,
-                                                                             const Tensor& shift, const Tensor& delta,
+                                                                             const Tensor& origin, const Tensor& delta,
                                                                              double lambda) {
-    return matmul_backward_of<Device>(laplacian("laplacian_kernel_matmul_backward", lambda), grad, q, k, v, shift,
+    return matmul_backward_of<Device>(laplacian("laplacian_kernel_matmul_backward", lambda), grad, q, k, v, origin,
                                       delta);
   }
 
@@ -438,16 +445,16 @@ struct Operators {
     return kernel_backward_of<Device>(gaussian("gaussian_kernel_backward"), grad, q, k, kernel);
   }
 
-  static std::tuple<Tensor, Tensor> gaussian_kernel_matmul(const Tensor& q, const Tensor& k, const Tensor& v,
-                                                           bool normalize) {
+  static std::tuple<Tensor, Tensor, Tensor> gaussian_kernel_matmul(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                                   bool normalize) {
     return matmul_of<Device>(gaussian("gaussian_kernel_matmul"), q, k, v, normalize);
   }
 
   static std::tuple<Tensor, Tensor, Tensor> gaussian_kernel_matmul_backward(const Tensor& grad, const Tensor& q,
                                                                             const Tensor& k, const Tensor& v,
-                                                                            const Tensor& shift,
+                                                                            const Tensor& origin,
                                                                             const Tensor& delta) {
-    return matmul_backward_of<Device>(gaussian("gaussian_kernel_matmul_backward"), grad, q, k, v, shift, delta);
+    return matmul_backward_of<Device>(gaussian("gaussian_kernel_matmul_backward"), grad, q, k, v, origin, delta);
   }
 
   template <typename Library>

@@ -186,8 +186,8 @@ MUTANTS = [
         (
             (
                 PAIRS,
-                "      if (column == 0) {\n        shared.split.peak[split][own_row] = peak[i];",
-                "      {\n        shared.split.peak[split][own_row] = peak[i];",
+                "      if (column == 0) {\n        shared.split.nearest[split][own_row] = nearest[i];",
+                "      {\n        shared.split.nearest[split][own_row] = nearest[i];",
             ),
         ),
         "pairwise",
@@ -335,14 +335,33 @@ MUTANTS = [
         {"plain": r"FAIL .* a tie has a gradient"},
     ),
     Mutant(
-        "matmul: far rows are normalised without their largest exponent",
-        ((PAIRS, "  return peak == -T(INFINITY) ? T(0) : peak;\n", "  return peak == peak ? T(0) : peak;\n"),),
+        "matmul: far rows are normalised without their smallest distance",
+        (
+            (
+                PAIRS,
+                "  return nearest == T(INFINITY) ? T(0) : nearest;\n",
+                "  return nearest == nearest ? T(0) : nearest;\n",
+            ),
+        ),
         "pairwise",
         only("matmul-forward laplacian float32 far"),
         {"plain": FAIL},
     ),
     Mutant(
-        "matmul: the sum is not rescaled at a new largest exponent",
+        "matmul: a distance is scaled before the nearest one is subtracted",
+        (
+            (
+                PAIRS,
+                "multiply_add(sums[i][j] - origin, a.scale, blank[j])",
+                "multiply_add(sums[i][j], a.scale, blank[j] - origin * a.scale)",
+            ),
+        ),
+        "pairwise",
+        only("far-sums laplacian float32"),
+        {"plain": FAIL},
+    ),
+    Mutant(
+        "matmul: the sum is not rescaled at a new smallest distance",
         ((PAIRS, "        total[i] *= rescale;\n", ""),),
         "pairwise",
         only("matmul-forward laplacian float32 ordinary slices 1 rows 70"),

@@ -505,7 +505,7 @@ const T* whole_vectors(const T* from, T* copy, int64_t rows, int64_t width) {
 }
 
 template <typename T, PairwiseKind kind>
-void matmul_forward(const T* q, const T* k, const T* v, T* out, T* shift, T* scratch, int64_t rows,
+void matmul_forward(const T* q, const T* k, const T* v, T* out, T* origin_out, T* total_out, T* scratch, int64_t rows,
                     PairwiseSizes sizes, double scale, bool normalize) {
   constexpr int kW = kWidth<T>;
   const int64_t channels = sizes.channels, values = sizes.values, stride = padded<T>(values);
@@ -577,7 +577,8 @@ void matmul_forward(const T* q, const T* k, const T* v, T* out, T* shift, T* scr
         for (int64_t value = 0; value < stride; value += kW) store(from + value, load(from + value) / total[i]);
       }
       if (sums != out_here) std::memcpy(out_here + i * values, from, values * sizeof(T));
-      shift[row + i] = normalize ? T(scale) * nearest[i] + std::log(total[i]) : T(0);
+      origin_out[row + i] = normalize ? nearest[i] : T(0);
+      total_out[row + i] = normalize ? total[i] : T(1);
     }
   }
 }
@@ -659,7 +660,7 @@ struct MatmulRows {
 };
 
 template <typename T, PairwiseKind kind>
-void matmul_backward(const T* grad, const T* q, const T* k, const T* v, const T* prepared, T factor, const T* shift,
+void matmul_backward(const T* grad, const T* q, const T* k, const T* v, const T* prepared, T factor, const T* origin,
                      const T* delta, T* grad_q, T* share_k, T* share_v, T* scratch, int64_t rows, PairwiseSizes sizes,
                      double scale) {
   constexpr int kW = kWidth<T>;
@@ -689,9 +690,8 @@ void matmul_backward(const T* grad, const T* q, const T* k, const T* v, const T*
       block.grad = whole_vectors(grad + row * values, parts.take(kBlockRows * values_stride), block.rows, values);
       block.gradient = {q + row * channels, grad_q + row * channels, block.rows, channels, factor,
                         parts.take(GradientBlock<T, kind>::scratch_size(channels))};
-      // scale * distance - shift = scale * (distance - shift / scale)
       for (int64_t i = 0; i < kBlockRows; ++i) {
-        block.origin[i] = i < block.rows ? T(shift[row + i] / scale) : T(0);
+        block.origin[i] = i < block.rows ? origin[row + i] : T(0);
         block.offset[i] = i < block.rows ? delta[row + i] : T(0);
       }
     }
@@ -711,7 +711,8 @@ void matmul_backward(const T* grad, const T* q, const T* k, const T* v, const T*
         for (int64_t m = 0; m < landmarks; ++m) {
           T *distance = kernel + m * kBlockRows, *weight = weights + m * kBlockRows;
           for (int64_t lane = 0; lane < block.lanes; lane += kW) {
-            // A shift that is large beside 1 is rounded; no weight is above 1 whatever it says.
+            // The distances have the bits of the forward pass, so that the nearest gives exactly 0. Those of another
+            // instruction set differ in the last ones; no weight is above 1 whatever they say.
             const Vector<T> above = maximum<T>(Vector<T>{}, load(distance + lane) - load(block.origin + lane));
             const Vector<T> value = exponential(above);
             store(distance + lane, value);

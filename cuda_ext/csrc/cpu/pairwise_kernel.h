@@ -20,9 +20,11 @@ struct PairwiseFunctions {
   // out [rows, landmarks] = K
   void (*forward)(const T* q, const T* k, T* out, T* scratch, int64_t rows, PairwiseSizes, double scale);
 
-  // out [rows, values] = P v, P = exp(scale * distance - shift); shift [rows] is 0 or the logarithm of the row's sum.
-  void (*matmul_forward)(const T* q, const T* k, const T* v, T* out, T* shift, T* scratch, int64_t rows, PairwiseSizes,
-                         double scale, bool normalize);
+  // out [rows, values] = P v, P = exp(scale * (distance - origin)) / total; origin and total [rows] are 0 and 1, or
+  // with `normalize` the smallest distance and the row's sum relative to it: two numbers, as one rounded logarithm of
+  // both would lose the sum beside a large distance.
+  void (*matmul_forward)(const T* q, const T* k, const T* v, T* out, T* origin, T* total, T* scratch, int64_t rows,
+                         PairwiseSizes, double scale, bool normalize);
 
   // k as the two functions of gradients want it, [landmarks, padded(channels)]; returns a factor that the copy carries.
   T (*prepare)(const T* k, T* prepared, PairwiseSizes);
@@ -32,10 +34,10 @@ struct PairwiseFunctions {
   void (*backward)(const T* grad, const T* kernel, const T* q, const T* prepared, T factor, T* grad_q, T* share_k,
                    T* scratch, int64_t rows, PairwiseSizes, double scale);
 
-  // The same for the gradient `grad` [rows, values] of P v, where the exponent's gradient is P * (grad v^T - delta),
-  // and the share [landmarks, padded(values)] of the gradient of v.
+  // The same for the gradient `grad` [rows, values] of E v with E = exp(scale * (distance - origin)), where the
+  // exponent's gradient is E * (grad v^T - delta), and the share [landmarks, padded(values)] of the gradient of v.
   void (*matmul_backward)(const T* grad, const T* q, const T* k, const T* v, const T* prepared, T factor,
-                          const T* shift, const T* delta, T* grad_q, T* share_k, T* share_v, T* scratch, int64_t rows,
+                          const T* origin, const T* delta, T* grad_q, T* share_k, T* share_v, T* scratch, int64_t rows,
                           PairwiseSizes, double scale);
 
   // out [landmarks, width] = the sum of `count` shares [all_landmarks, padded(width)], each from the given landmark on.

@@ -70,11 +70,11 @@ TileArguments<T> dense_tiles(const T* x, const T* y, const T* offset, T* out, Pa
   return a;
 }
 
-// exp(scale * distance - shift)
+// exp(scale * (distance - origin))
 template <typename T>
-const char* launch_kernel(PairwiseKind kind, const T* q, const T* k, const T* shift, T* out, PairwiseSizes sizes,
+const char* launch_kernel(PairwiseKind kind, const T* q, const T* k, const T* origin, T* out, PairwiseSizes sizes,
                           int64_t first, int64_t landmarks, double scale, void* stream) {
-  TileArguments<T> a = dense_tiles(q, k, shift, out, sizes, first, landmarks, sizes.channels);
+  TileArguments<T> a = dense_tiles(q, k, origin, out, sizes, first, landmarks, sizes.channels);
   a.scale = static_cast<T>(scale * kLog2E);
   return kind == kLaplacian ? launch_tile<kLaplacian>(a, sizes.slices, stream)
                             : launch_tile<kGaussian>(a, sizes.slices, stream);
@@ -256,11 +256,11 @@ const char* backward(PairwiseKind kind, const T* grad, const T* kernel, const T*
 }
 
 template <typename T>
-const char* matmul_forward(PairwiseKind kind, const T* q, const T* k, const T* v, T* out, T* shift,
+const char* matmul_forward(PairwiseKind kind, const T* q, const T* k, const T* v, T* out, T* origin, T* total,
                            PairwiseSizes sizes, double scale, bool normalize, int device, void* stream) {
   OnDevice guard(device);
   if (guard.problem() != nullptr) return guard.problem();
-  const MatmulArguments<T> a = {q, k, v, out, shift, sizes, static_cast<T>(scale * kLog2E), normalize};
+  const MatmulArguments<T> a = {q, k, v, out, origin, total, sizes, static_cast<T>(scale * kLog2E), normalize};
   return kind == kLaplacian ? launch_matmul<kLaplacian>(a, stream) : launch_matmul<kGaussian>(a, stream);
 }
 
@@ -289,7 +289,7 @@ int64_t matmul_backward_workspace(PairwiseSizes sizes) {
 }
 
 template <typename T>
-const char* matmul_backward(PairwiseKind kind, const T* grad, const T* q, const T* k, const T* v, const T* shift,
+const char* matmul_backward(PairwiseKind kind, const T* grad, const T* q, const T* k, const T* v, const T* origin,
                             const T* delta, T* grad_q, T* grad_k, T* grad_v, T* workspace, PairwiseSizes sizes,
                             double scale, int device, void* stream) {
   OnDevice guard(device);
@@ -313,7 +313,7 @@ const char* matmul_backward(PairwiseKind kind, const T* grad, const T* q, const 
 
   for (int64_t first = 0; first < sizes.landmarks && problem == nullptr; first += plan.group) {
     const int64_t landmarks = fewer(plan.group, sizes.landmarks - first);
-    problem = launch_kernel(kind, q, k, shift, kernel, sizes, first, landmarks, scale, stream);
+    problem = launch_kernel(kind, q, k, origin, kernel, sizes, first, landmarks, scale, stream);
     if (problem == nullptr) {  // grad v^T - delta
       const TileArguments<T> product =
           dense_tiles(grad, v, delta, grad_exponent, sizes, first, landmarks, sizes.values);
@@ -371,17 +371,17 @@ extern "C" {
     return attngeo::backward(kind, grad, kernel, q, k, grad_q, grad_k, workspace, sizes, scale, device, stream);      \
   }                                                                                                                   \
   const char* attngeo_pairwise_matmul_forward_##suffix(PairwiseKind kind, const T* q, const T* k, const T* v, T* out, \
-                                                       T* shift, PairwiseSizes sizes, double scale, bool normalize,   \
-                                                       int device, void* stream) {                                    \
-    return attngeo::matmul_forward(kind, q, k, v, out, shift, sizes, scale, normalize, device, stream);               \
+                                                       T* origin, T* total, PairwiseSizes sizes, double scale,        \
+                                                       bool normalize, int device, void* stream) {                    \
+    return attngeo::matmul_forward(kind, q, k, v, out, origin, total, sizes, scale, normalize, device, stream);       \
   }                                                                                                                   \
   int64_t attngeo_pairwise_matmul_backward_workspace_##suffix(PairwiseKind, PairwiseSizes sizes) {                    \
     return attngeo::matmul_backward_workspace<T>(sizes);                                                              \
   }                                                                                                                   \
   const char* attngeo_pairwise_matmul_backward_##suffix(                                                              \
-      PairwiseKind kind, const T* grad, const T* q, const T* k, const T* v, const T* shift, const T* delta,           \
+      PairwiseKind kind, const T* grad, const T* q, const T* k, const T* v, const T* origin, const T* delta,          \
       T* grad_q, T* grad_k, T* grad_v, T* workspace, PairwiseSizes sizes, double scale, int device, void* stream) {   \
-    return attngeo::matmul_backward(kind, grad, q, k, v, shift, delta, grad_q, grad_k, grad_v, workspace, sizes,      \
+    return attngeo::matmul_backward(kind, grad, q, k, v, origin, delta, grad_q, grad_k, grad_v, workspace, sizes,     \
                                     scale, device, stream);                                                           \
   }
 

@@ -12,7 +12,7 @@
 namespace attngeo {
 
 constexpr int kProduct = 2;  // beside PairwiseKind: the plain product x y^T
-constexpr double kLog2E = 1.4426950408889634, kLn2 = 0.69314718055994531;
+constexpr double kLog2E = 1.4426950408889634;
 
 constexpr int kWarp = 32;
 constexpr int kLanes = 4;                       // neighbouring threads share a row and take every fourth column
@@ -26,10 +26,6 @@ __device__ inline double absolute(double x) { return fabs(x); }
 // 2^x takes four instructions in float32 where e^x takes eight, so that exponents are to base 2 in here.
 __device__ inline float exponential(float x) { return exp2f(x); }
 __device__ inline double exponential(double x) { return exp2(x); }
-__device__ inline float logarithm(float x) { return logf(x); }
-__device__ inline double logarithm(double x) { return log(x); }
-__device__ inline float larger(float x, float y) { return fmaxf(x, y); }
-__device__ inline double larger(double x, double y) { return fmax(x, y); }
 __device__ inline float least(float x, float y) { return fminf(x, y); }
 __device__ inline double least(double x, double y) { return fmin(x, y); }
 __device__ inline float multiply_add(float x, float y, float sum) { return fmaf(x, y, sum); }
@@ -222,7 +218,7 @@ struct TileMemory {
   };
 };
 
-// 2^(scale * distance) e^-offset[n], or the product minus offset[n]. A thread has 4 rows and every fourth column.
+// 2^(scale * (distance - offset[n])), or the product minus offset[n]. A thread has 4 rows and every fourth column.
 template <int Op, int ColumnsPerThread, typename T>
 __global__ void __launch_bounds__(kTileThreads, 4) pairwise_tile(TileArguments<T> a) {
   using Memory = TileMemory<T, ColumnsPerThread>;
@@ -272,19 +268,14 @@ __global__ void __launch_bounds__(kTileThreads, 4) pairwise_tile(TileArguments<T
     const int own_row = row + i * kLaneRows;
     offset[i] = 0;
     if (a.offset != nullptr && own_row < rows) offset[i] = a.offset[place.slice * a.rows + place.first_row + own_row];
-    if constexpr (Op != kProduct) offset[i] *= T(kLog2E);
   }
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kTileRowsPerThread; ++i) {
 #pragma unroll
     for (int j = 0; j < ColumnsPerThread; ++j) {
-      T value = sums[i][j];
-      if constexpr (Op == kProduct) {
-        value -= offset[i];
-      } else {
-        value = exponential(multiply_add(value, a.scale, -offset[i]));
-      }
+      T value = sums[i][j] - offset[i];
+      if constexpr (Op != kProduct) value = exponential(value * a.scale);
       shared.out[(row + i * kLaneRows) * Memory::kOutStride + j * kLanes + column] = value;
     }
   }
@@ -312,7 +303,8 @@ struct MatmulArguments {
   const T* k;
   const T* v;
   T* out;
-  T* shift;
+  T* origin;  // [slices, rows], as `total`
+  T* total;
   PairwiseSizes sizes;
   T scale;  // to base 2, negative
   bool normalize;
@@ -333,21 +325,21 @@ struct MatmulMemory {
     };
     struct {
       T out[Splits][kRows][kValues];
-      T peak[Splits][kRows];
+      T nearest[Splits][kRows];
       T total[Splits][kRows];
     } split;
   };
 };
 
-// What exponents are taken relative to: a row whose exponents are all -infinity would give -infinity - -infinity.
+// What distances are taken relative to: a row whose distances are all infinite would give infinity - infinity.
 template <typename T>
-__device__ inline T base_of(T peak) {
-  return peak == -T(INFINITY) ? T(0) : peak;
+__device__ inline T origin_of(T nearest) {
+  return nearest == T(INFINITY) ? T(0) : nearest;
 }
 
 // Landmarks stream by in chunks (there is one, and no fewer, where warps have rows of their own). Normalised rows keep
-// the largest exponent so far (`peak`) and sums relative to it, so that rows whose kernel values all underflow are
-// still exact.
+// the smallest distance so far (`nearest`) and sums relative to it, so that rows whose kernel values all underflow are
+// still exact. Distances are subtracted before they are scaled: the rounding of a product would become an exponent.
 template <int Kind, int RowsPerThread, int ColumnsPerThread, int Splits, int Warps, int ValueQuads, typename T>
 __global__ void __launch_bounds__(Warps* kWarp, 8 / Warps)
 pairwise_matmul(MatmulArguments<T> a) {
@@ -370,9 +362,9 @@ pairwise_matmul(MatmulArguments<T> a) {
   const T* v = a.v + row_offset(place.slice, landmarks * a.sizes.values, 0, a.sizes.values) + place.first_column;
 
   Quad<T> out[RowsPerThread][ValueQuads] = {};
-  T peak[RowsPerThread], total[RowsPerThread] = {};
+  T nearest[RowsPerThread], total[RowsPerThread] = {};
 #pragma unroll
-  for (int i = 0; i < RowsPerThread; ++i) peak[i] = a.normalize ? -T(INFINITY) : T(0);
+  for (int i = 0; i < RowsPerThread; ++i) nearest[i] = a.normalize ? T(INFINITY) : T(0);
 #pragma unroll 1
   for (int64_t first = 0; kOneChunk ? first == 0 : first < landmarks; first += Memory::kLandmarks) {
     const int chunk = at_most(landmarks - first, Memory::kLandmarks);
@@ -406,19 +398,21 @@ pairwise_matmul(MatmulArguments<T> a) {
 
     const int own_landmarks = chunk - split * kLanes - column;
     // Landmarks beyond the last one are copies of it: none nearer, but weights to be zeroed.
+    T blank[ColumnsPerThread];
+#pragma unroll
+    for (int j = 0; j < ColumnsPerThread; ++j) blank[j] = j * Splits * kLanes < own_landmarks ? T(0) : -T(INFINITY);
     if (a.normalize) {
 #pragma unroll
       for (int i = 0; i < RowsPerThread; ++i) {
-        T nearest = sums[i][0];
+        T now = sums[i][0];
 #pragma unroll
-        for (int j = 1; j < ColumnsPerThread; ++j) nearest = least(nearest, sums[i][j]);
+        for (int j = 1; j < ColumnsPerThread; ++j) now = least(now, sums[i][j]);
 #pragma unroll
-        for (int other = 1; other < kLanes; other *= 2) {
-          nearest = least(nearest, __shfl_xor_sync(kFullWarp, nearest, other));
-        }
-        const T largest = larger(peak[i], nearest * a.scale), base = base_of(largest);
+        for (int other = 1; other < kLanes; other *= 2) now = least(now, __shfl_xor_sync(kFullWarp, now, other));
+        if constexpr (!kOneChunk) now = least(now, nearest[i]);
+        const T origin = origin_of(now);
         if constexpr (!kOneChunk) {
-          const T rescale = exponential(peak[i] - base);
+          const T rescale = exponential((nearest[i] - origin) * a.scale);
           total[i] *= rescale;
 #pragma unroll
           for (int g = 0; g < ValueQuads; ++g) {
@@ -428,11 +422,10 @@ pairwise_matmul(MatmulArguments<T> a) {
             out[i][g].w *= rescale;
           }
         }
-        peak[i] = largest;
+        nearest[i] = now;
 #pragma unroll
         for (int j = 0; j < ColumnsPerThread; ++j) {
-          const T exponent = multiply_add(sums[i][j], a.scale, -base);
-          sums[i][j] = exponential(j * Splits * kLanes < own_landmarks ? exponent : -T(INFINITY));
+          sums[i][j] = exponential(multiply_add(sums[i][j] - origin, a.scale, blank[j]));
           total[i] += sums[i][j];
         }
       }
@@ -441,7 +434,7 @@ pairwise_matmul(MatmulArguments<T> a) {
       for (int i = 0; i < RowsPerThread; ++i) {
 #pragma unroll
         for (int j = 0; j < ColumnsPerThread; ++j) {
-          sums[i][j] = exponential(j * Splits * kLanes < own_landmarks ? sums[i][j] * a.scale : -T(INFINITY));
+          sums[i][j] = exponential(multiply_add(sums[i][j], a.scale, blank[j]));
         }
       }
     }
@@ -483,7 +476,7 @@ pairwise_matmul(MatmulArguments<T> a) {
     for (int i = 0; i < RowsPerThread; ++i) {
       const int own_row = row + i * kLaneRows;
       if (column == 0) {
-        shared.split.peak[split][own_row] = peak[i];
+        shared.split.nearest[split][own_row] = nearest[i];
         shared.split.total[split][own_row] = total[i];
       }
 #pragma unroll
@@ -503,12 +496,13 @@ pairwise_matmul(MatmulArguments<T> a) {
     const int own_row = row + i * kLaneRows;
     if (i % Splits != split || own_row >= rows) continue;
     if constexpr (Splits > 1) {
-      peak[i] = shared.split.peak[0][own_row];
-      for (int part = 1; part < Splits; ++part) peak[i] = larger(peak[i], shared.split.peak[part][own_row]);
+      nearest[i] = shared.split.nearest[0][own_row];
+      for (int part = 1; part < Splits; ++part) nearest[i] = least(nearest[i], shared.split.nearest[part][own_row]);
+      const T origin = origin_of(nearest[i]);
       total[i] = 0;
       for (int g = 0; g < ValueQuads; ++g) out[i][g] = {};
       for (int part = 0; part < Splits; ++part) {
-        const T rescale = exponential(shared.split.peak[part][own_row] - base_of(peak[i]));
+        const T rescale = exponential((shared.split.nearest[part][own_row] - origin) * a.scale);
         total[i] = multiply_add(shared.split.total[part][own_row], rescale, total[i]);
 #pragma unroll
         for (int g = 0; g < ValueQuads; ++g) {
@@ -523,8 +517,8 @@ pairwise_matmul(MatmulArguments<T> a) {
     T factor = 1;
     if (a.normalize && landmarks > 0) factor = T(1) / total[i];
     if (column == 0 && place.first_column == 0) {
-      a.shift[slice_row + i * kLaneRows] =
-          a.normalize ? multiply_add(base_of(peak[i]), T(kLn2), logarithm(total[i])) : T(0);
+      a.origin[slice_row + i * kLaneRows] = nearest[i];
+      a.total[slice_row + i * kLaneRows] = a.normalize ? total[i] : T(1);
     }
     T* to = row_of(target, i * kLaneRows, a.sizes.values);
 #pragma unroll

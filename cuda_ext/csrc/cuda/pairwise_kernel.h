@@ -14,16 +14,17 @@ extern "C" {
   const char* attngeo_pairwise_backward_##suffix(attngeo::PairwiseKind, const T* grad, const T* kernel, const T* q,   \
                                                  const T* k, T* grad_q, T* grad_k, T* workspace,                      \
                                                  attngeo::PairwiseSizes, double scale, int device, void* stream);     \
-  /* out [slices, rows, values] = P v with P[n,m] = exp(scale * distance - shift[n]); shift [slices, rows] is 0, or   \
-     with `normalize` the logarithm of the row's sum, found without forming a quotient of sums that underflow */      \
+  /* out [slices, rows, values] = P v with P[n,m] = exp(scale * (distance - origin[n])) / total[n]; origin and total  \
+     [slices, rows] are 0 and 1, or with `normalize` the smallest distance and the row's sum relative to it */        \
   const char* attngeo_pairwise_matmul_forward_##suffix(attngeo::PairwiseKind, const T* q, const T* k, const T* v,     \
-                                                       T* out, T* shift, attngeo::PairwiseSizes, double scale,        \
-                                                       bool normalize, int device, void* stream);                     \
-  /* gradients for the gradient `grad` of out: with dS = P * (grad v^T - delta[n]), grad_q and grad_k are those of a  \
-     kernel whose exponent scale * distance has gradient dS, and grad_v = P^T grad */                                 \
+                                                       T* out, T* origin, T* total, attngeo::PairwiseSizes,           \
+                                                       double scale, bool normalize, int device, void* stream);       \
+  /* gradients for the gradient `grad` of E v with E[n,m] = exp(scale * (distance - origin[n])): with dS =            \
+     E * (grad v^T - delta[n]), grad_q and grad_k are those of a kernel whose exponent scale * distance has gradient  \
+     dS, and grad_v = E^T grad */                                                                                     \
   int64_t attngeo_pairwise_matmul_backward_workspace_##suffix(attngeo::PairwiseKind, attngeo::PairwiseSizes);         \
   const char* attngeo_pairwise_matmul_backward_##suffix(                                                              \
-      attngeo::PairwiseKind, const T* grad, const T* q, const T* k, const T* v, const T* shift, const T* delta,       \
+      attngeo::PairwiseKind, const T* grad, const T* q, const T* k, const T* v, const T* origin, const T* delta,      \
       T* grad_q, T* grad_k, T* grad_v, T* workspace, attngeo::PairwiseSizes, double scale, int device, void* stream);
 
 ATTNGEO_PAIRWISE_LAUNCHERS(float, f32)

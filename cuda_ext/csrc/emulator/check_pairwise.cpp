@@ -1,6 +1,7 @@
 // The launchers of csrc/cuda/pairwise_kernel.h against their definitions, on the emulator. See check.h.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <functional>
 
 #include "../cuda/pairwise_kernel.h"
@@ -29,17 +30,18 @@ using namespace attngeo::check;
     return attngeo_pairwise_backward_##suffix(kind, grad, kernel, q, k, grad_q, grad_k, workspace, sizes, scale, 0,   \
                                               nullptr);                                                               \
   }                                                                                                                   \
-  const char* matmul_forward(PairwiseKind kind, const T* q, const T* k, const T* v, T* out, T* shift,                 \
-                             PairwiseSizes sizes, double scale, bool normalize) {                                     \
-    return attngeo_pairwise_matmul_forward_##suffix(kind, q, k, v, out, shift, sizes, scale, normalize, 0, nullptr);  \
+  const char* matmul_forward(PairwiseKind kind, const T* q, const T* k, const T* v, T* out, T* origin,                \
+                             T* total, PairwiseSizes sizes, double scale, bool normalize) {                           \
+    return attngeo_pairwise_matmul_forward_##suffix(kind, q, k, v, out, origin, total, sizes, scale, normalize, 0,    \
+                                                    nullptr);                                                         \
   }                                                                                                                   \
   int64_t matmul_backward_workspace(PairwiseKind kind, PairwiseSizes sizes, T) {                                      \
     return attngeo_pairwise_matmul_backward_workspace_##suffix(kind, sizes);                                          \
   }                                                                                                                   \
-  const char* matmul_backward(PairwiseKind kind, const T* grad, const T* q, const T* k, const T* v, const T* shift,   \
+  const char* matmul_backward(PairwiseKind kind, const T* grad, const T* q, const T* k, const T* v, const T* origin,  \
                               const T* delta, T* grad_q, T* grad_k, T* grad_v, T* workspace, PairwiseSizes sizes,     \
                               double scale) {                                                                         \
-    return attngeo_pairwise_matmul_backward_##suffix(kind, grad, q, k, v, shift, delta, grad_q, grad_k, grad_v,       \
+    return attngeo_pairwise_matmul_backward_##suffix(kind, grad, q, k, v, origin, delta, grad_q, grad_k, grad_v,      \
                                                      workspace, sizes, scale, 0, nullptr);                            \
   }
 OVERLOADS(float, f32)
@@ -54,7 +56,7 @@ enum Inputs { kOrdinary, kFar, kOffset, kEqual, kNanQuery, kNanLandmark, kNanVal
 constexpr const char* kInputNames[] = {"ordinary", "far", "offset", "equal", "nan-query", "nan-landmark", "nan-value"};
 
 // Roundings beside those of the distance's sum: the difference, the square, scale and its product, the change of base,
-// the subtraction of a maximum and of the shift.
+// the subtraction of an origin.
 constexpr int kExponentRoundings = 12;
 // Roundings of a kernel value beside those of its exponent: exp within 2 units of the last place, product, quotient.
 constexpr int kValueRoundings = 8;
@@ -238,28 +240,30 @@ template <typename T>
 Outputs<T> run_matmul_forward(const Problem<T>& problem, bool normalize, bool shifted) {
   const PairwiseSizes& sizes = problem.sizes;
   Array<T> q(problem.q, shifted), k(problem.k, shifted), v(problem.v, shifted);
-  Array<T> out(sizes.slices * sizes.rows * sizes.values, shifted), shift(sizes.slices * sizes.rows, shifted);
-  const char* error = matmul_forward(problem.kind, q.data(), k.data(), v.data(), out.data(), shift.data(), sizes,
-                                     problem.scale, normalize);
+  const int64_t rows = sizes.slices * sizes.rows;
+  Array<T> out(rows * sizes.values, shifted), origin(rows, shifted), total(rows, shifted);
+  const char* error = matmul_forward(problem.kind, q.data(), k.data(), v.data(), out.data(), origin.data(),
+                                     total.data(), sizes, problem.scale, normalize);
   if (error != nullptr) fail("%s", error);
   out.check_guards("out");
-  shift.check_guards("shift");
+  origin.check_guards("origin");
+  total.check_guards("total");
   q.check_unchanged("q", problem.q);
   k.check_unchanged("k", problem.k);
   v.check_unchanged("v", problem.v);
-  return {out.values(), shift.values()};
+  return {out.values(), origin.values(), total.values()};
 }
 
 template <typename T>
-Outputs<T> run_matmul_backward(const Problem<T>& problem, const std::vector<T>& grad_in, const std::vector<T>& shift_in,
-                               const std::vector<T>& delta_in, bool shifted) {
+Outputs<T> run_matmul_backward(const Problem<T>& problem, const std::vector<T>& grad_in,
+                               const std::vector<T>& origin_in, const std::vector<T>& delta_in, bool shifted) {
   const PairwiseSizes& sizes = problem.sizes;
   Array<T> q(problem.q, shifted), k(problem.k, shifted), v(problem.v, shifted);
-  Array<T> grad(grad_in, shifted), shift(shift_in, shifted), delta(delta_in, shifted);
+  Array<T> grad(grad_in, shifted), origin(origin_in, shifted), delta(delta_in, shifted);
   Array<T> grad_q(int64_t(problem.q.size()), shifted), grad_k(int64_t(problem.k.size()), shifted);
   Array<T> grad_v(int64_t(problem.v.size()), shifted);
   Array<T> workspace(matmul_backward_workspace(problem.kind, sizes, T()), false);
-  const char* error = matmul_backward(problem.kind, grad.data(), q.data(), k.data(), v.data(), shift.data(),
+  const char* error = matmul_backward(problem.kind, grad.data(), q.data(), k.data(), v.data(), origin.data(),
                                       delta.data(), grad_q.data(), grad_k.data(), grad_v.data(),
                                       workspace.data_or_null(), sizes, problem.scale);
   if (error != nullptr) fail("%s", error);
@@ -271,7 +275,7 @@ Outputs<T> run_matmul_backward(const Problem<T>& problem, const std::vector<T>& 
   k.check_unchanged("k", problem.k);
   v.check_unchanged("v", problem.v);
   grad.check_unchanged("grad", grad_in);
-  shift.check_unchanged("shift", shift_in);
+  origin.check_unchanged("origin", origin_in);
   delta.check_unchanged("delta", delta_in);
   return {grad_q.values(), grad_k.values(), grad_v.values()};
 }
@@ -305,13 +309,15 @@ void check_backward_values(const Problem<T>& problem, const std::vector<T>& grad
 template <typename T>
 void check_matmul_forward_values(const Problem<T>& problem, bool normalize, const Outputs<T>& found) {
   const PairwiseSizes& sizes = problem.sizes;
-  Expected out(sizes.slices * sizes.rows * sizes.values), shift(sizes.slices * sizes.rows);
+  const int64_t rows = sizes.slices * sizes.rows;
+  Expected out(rows * sizes.values), origin(rows), total(rows);
   for (int64_t s = 0; s < sizes.slices; ++s) {
     for (int64_t n = 0; n < sizes.rows; ++n) {
       const size_t row = size_t(s * sizes.rows + n);
-      Wide log_sum = 0, log_wobble = 0;
+      Wide log_sum = 0, log_error = 0, nearest = 0, nearest_error = 0, sum = 1, sum_error = 0;
       if (normalize) {
-        Wide largest = -std::numeric_limits<Wide>::infinity(), sum = 0, up = 0, down = 0;
+        Wide largest = -std::numeric_limits<Wide>::infinity(), up = 0, down = 0;
+        sum = 0;
         for (int64_t m = 0; m < sizes.landmarks; ++m) {
           const Wide exponent = problem.exponent[problem.pair(s, n, m)];
           largest = exponent != exponent || exponent > largest ? exponent : largest;
@@ -324,18 +330,31 @@ void check_matmul_forward_values(const Problem<T>& problem, bool normalize, cons
           up += term * std::exp(problem.wobble(at));
           down += term * std::exp(-problem.wobble(at));
         }
-        log_sum = sizes.landmarks == 0 ? -std::numeric_limits<Wide>::infinity() : largest + std::log(sum);
-        // Sums that are rescaled at every new maximum: three roundings a landmark at most.
-        log_wobble = std::max(std::log(up / sum), std::log(sum / down)) +
-                     (4 * sizes.landmarks + kValueRoundings) * kRoundoff<T>;
+        // Of the landmarks that are numbers; those that are not show in the sum.
+        nearest = std::numeric_limits<Wide>::infinity();
+        for (int64_t m = 0; m < sizes.landmarks; ++m) {
+          nearest = std::fmin(nearest, problem.exponent[problem.pair(s, n, m)] / problem.scale);
+        }
+        if (sizes.landmarks > 0) {
+          log_sum = largest + std::log(sum);
+          // Sums that are rescaled at every new nearest one: three roundings a landmark at most.
+          log_error = std::max(std::log(up / sum), std::log(sum / down)) +
+                      (4 * sizes.landmarks + kValueRoundings) * kRoundoff<T>;
+          const Wide wobble =
+              std::fabs(problem.scale * nearest) * (sizes.channels + kExponentRoundings) * kRoundoff<T>;
+          nearest_error = std::isinf(nearest) ? 0 : wobble / std::fabs(Wide(problem.scale));
+          // All exponents are relative to the nearest one, whose own error is common to them.
+          sum_error = sum * std::expm1(log_error + wobble);
+        }
       }
-      // The shift itself is rounded, and may have been found in base 2.
-      const Wide shift_error = std::isinf(log_sum) ? 0 : log_wobble + 4 * kRoundoff<T> * std::fabs(log_sum);
-      shift.add(row, log_sum, normalize ? shift_error : 0);
+      // Where no landmark is a number the origin is infinite or NaN.
+      if (sum != sum && std::isinf(nearest)) nearest = found[1][row] == nearest ? nearest : sum;
+      origin.add(row, nearest, nearest_error);
+      total.add(row, sum, sum_error);
       for (int64_t m = 0; m < sizes.landmarks; ++m) {
         const size_t at = problem.pair(s, n, m);
         const Wide share = std::exp(problem.exponent[at] - log_sum);
-        const Wide wobble = problem.wobble(at) + shift_error + (sizes.landmarks + 4) * kRoundoff<T>;
+        const Wide wobble = problem.wobble(at) + log_error + (sizes.landmarks + 4) * kRoundoff<T>;
         for (int64_t j = 0; j < sizes.values; ++j) {
           const Wide value = problem.v[size_t((s * sizes.landmarks + m) * sizes.values + j)];
           out.add(row * size_t(sizes.values) + size_t(j), share * value,
@@ -345,12 +364,13 @@ void check_matmul_forward_values(const Problem<T>& problem, bool normalize, cons
     }
   }
   compare("out", found[0], out.value, out.bound);
-  compare("shift", found[1], shift.value, shift.bound);
+  compare("origin", found[1], origin.value, origin.bound);
+  compare("total", found[2], total.value, total.bound);
 }
 
 template <typename T>
-void check_matmul_backward_values(const Problem<T>& problem, const std::vector<T>& grad, const std::vector<T>& shift,
-                                  const std::vector<T>& delta, const Outputs<T>& found) {
+void check_matmul_backward_values(const Problem<T>& problem, const std::vector<T>& grad,
+                                  const std::vector<T>& origin, const std::vector<T>& delta, const Outputs<T>& found) {
   const PairwiseSizes& sizes = problem.sizes;
   Expected grad_q(int64_t(problem.q.size())), grad_k(int64_t(problem.k.size())), grad_v(int64_t(problem.v.size()));
   std::vector<Wide> weight(problem.exponent.size()), error(problem.exponent.size());
@@ -359,9 +379,8 @@ void check_matmul_backward_values(const Problem<T>& problem, const std::vector<T
       const size_t row = size_t(s * sizes.rows + n);
       for (int64_t m = 0; m < sizes.landmarks; ++m) {
         const size_t at = problem.pair(s, n, m);
-        const Wide share = std::exp(problem.exponent[at] - shift[row]);
-        const Wide wobble = problem.wobble(at) + 4 * kRoundoff<T> * std::fabs(Wide(shift[row]));
-        const Wide wrong = share * std::expm1(wobble) + kTiny<T>;
+        const Wide share = std::exp(problem.exponent[at] - problem.scale * Wide(origin[row]));
+        const Wide wrong = share * std::expm1(problem.wobble(at)) + kTiny<T>;
         Wide product = 0, size = 0;
         for (int64_t j = 0; j < sizes.values; ++j) {
           const Wide value = problem.v[size_t((s * sizes.landmarks + m) * sizes.values + j)];
@@ -385,19 +404,18 @@ void check_matmul_backward_values(const Problem<T>& problem, const std::vector<T
   compare("grad_v", found[2], grad_v.value, grad_v.bound);
 }
 
-// The shift that belongs to the problem, rounded.
+// The origin that belongs to the problem, rounded.
 template <typename T>
-std::vector<T> shift_of(const Problem<T>& problem, bool normalize) {
+std::vector<T> origin_of(const Problem<T>& problem, bool normalize) {
   const PairwiseSizes& sizes = problem.sizes;
-  std::vector<T> shift(size_t(sizes.slices * sizes.rows), T(0));
-  for (size_t row = 0; normalize && row < shift.size(); ++row) {
+  std::vector<T> origin(size_t(sizes.slices * sizes.rows), T(0));
+  for (size_t row = 0; normalize && row < origin.size(); ++row) {
     const Wide* exponent = problem.exponent.data() + row * size_t(sizes.landmarks);
-    Wide largest = -std::numeric_limits<Wide>::infinity(), sum = 0;
+    Wide largest = -std::numeric_limits<Wide>::infinity();
     for (int64_t m = 0; m < sizes.landmarks; ++m) largest = std::max(largest, exponent[m]);
-    for (int64_t m = 0; m < sizes.landmarks; ++m) sum += std::exp(exponent[m] - largest);
-    shift[row] = T(largest + std::log(sum));
+    origin[row] = T(largest / problem.scale);
   }
-  return shift;
+  return origin;
 }
 
 // ---- cases
@@ -444,12 +462,12 @@ void check_all(const Options& options, PairwiseKind kind, PairwiseSizes sizes, I
     }
     if (announce<T>(options, "matmul-backward", kind, sizes, inputs, more)) {
       const std::vector<T> grad = random_numbers<T>(sizes.slices * sizes.rows * sizes.values, 4);
-      const std::vector<T> shift = shift_of(problem, normalize);
-      std::vector<T> delta(shift.size(), T(0));
-      if (normalize) delta = random_numbers<T>(int64_t(shift.size()), 5);
+      const std::vector<T> origin = origin_of(problem, normalize);
+      std::vector<T> delta(origin.size(), T(0));
+      if (normalize) delta = random_numbers<T>(int64_t(origin.size()), 5);
       const auto found = in_every_order<T>(
-          options, [&](bool shifted) { return run_matmul_backward(problem, grad, shift, delta, shifted); });
-      check_matmul_backward_values(problem, grad, shift, delta, found);
+          options, [&](bool shifted) { return run_matmul_backward(problem, grad, origin, delta, shifted); });
+      check_matmul_backward_values(problem, grad, origin, delta, found);
     }
   }
 }
@@ -466,13 +484,13 @@ void check_batch(const Options& options, PairwiseKind kind, PairwiseSizes sizes)
   if (!announce<T>(options, "batch", kind, sizes, kOrdinary)) return;
   const Problem<T> all(kind, sizes, kOrdinary, 11);
   emulator::set_order(options.orders[0]);
-  const std::vector<T> kernel = kernel_of(all), shift = shift_of(all, true);
+  const std::vector<T> kernel = kernel_of(all), origin = origin_of(all, true);
   const std::vector<T> kernel_grad = random_numbers<T>(int64_t(kernel.size()), 3);
   const std::vector<T> grad = random_numbers<T>(sizes.slices * sizes.rows * sizes.values, 4);
-  const std::vector<T> delta = random_numbers<T>(int64_t(shift.size()), 5);
+  const std::vector<T> delta = random_numbers<T>(int64_t(origin.size()), 5);
   const Outputs<T> batch[] = {run_forward(all, false), run_backward(all, kernel_grad, kernel, false),
                               run_matmul_forward(all, true, false),
-                              run_matmul_backward(all, grad, shift, delta, false)};
+                              run_matmul_backward(all, grad, origin, delta, false)};
   for (int64_t s = 0; s < sizes.slices; ++s) {
     const auto own = [&](const std::vector<T>& values) { return slice_of(values, s, sizes.slices); };
     Problem<T> one = all;
@@ -482,7 +500,7 @@ void check_batch(const Options& options, PairwiseKind kind, PairwiseSizes sizes)
     one.v = own(all.v);
     const Outputs<T> alone[] = {run_forward(one, false), run_backward(one, own(kernel_grad), own(kernel), false),
                                 run_matmul_forward(one, true, false),
-                                run_matmul_backward(one, own(grad), own(shift), own(delta), false)};
+                                run_matmul_backward(one, own(grad), own(origin), own(delta), false)};
     constexpr const char* names[] = {"forward", "backward", "matmul-forward", "matmul-backward"};
     for (int op = 0; op < 4; ++op) {
       for (size_t i = 0; i < alone[op].size(); ++i) same_bits(names[op], alone[op][i], own(batch[op][i]), "in a batch");
@@ -503,10 +521,10 @@ void check_small_differences(const Options& options) {
   for (int i = 0; i < 4; ++i) problem.q[size_t(i)] = i % 2 == 0 ? tiny : -tiny;
   problem.q[4] = tiny * 4;
   problem.find_exponents();
-  const std::vector<T> grad(3, T(1)), kernel(3, T(1)), shift(3, T(0)), delta(3, T(0));
+  const std::vector<T> grad(3, T(1)), kernel(3, T(1)), origin(3, T(0)), delta(3, T(0));
   problem.v = {T(1)};
   check_backward_values(problem, grad, kernel, run_backward(problem, grad, kernel, false));
-  check_matmul_backward_values(problem, grad, shift, delta, run_matmul_backward(problem, grad, shift, delta, false));
+  check_matmul_backward_values(problem, grad, origin, delta, run_matmul_backward(problem, grad, origin, delta, false));
 }
 
 // Where a tie is, the gradient is 0 in every bit but the sign, whatever else the sum holds.
@@ -517,15 +535,44 @@ void check_ties(const Options& options, PairwiseKind kind, PairwiseSizes sizes) 
   const Problem<T> problem(kind, sizes, kEqual, 1);
   const std::vector<T> weights = random_numbers<T>(int64_t(problem.exponent.size()), 3);
   const std::vector<T> grad = random_numbers<T>(sizes.slices * sizes.rows * sizes.values, 4);
-  const std::vector<T> shift(size_t(sizes.slices * sizes.rows), T(0));
+  const std::vector<T> zeros(size_t(sizes.slices * sizes.rows), T(0));
   Outputs<T> gradients = run_backward(problem, weights, kernel_of(problem), false);
-  const Outputs<T> fused = run_matmul_backward(problem, grad, shift, shift, false);
+  const Outputs<T> fused = run_matmul_backward(problem, grad, zeros, zeros, false);
   gradients.insert(gradients.end(), fused.begin(), fused.begin() + 2);
   for (const auto& gradient : gradients) {
     if (std::any_of(gradient.begin(), gradient.end(), [](T x) { return x != T(0); })) fail("a tie has a gradient");
   }
   const Outputs<T> kernel = run_forward(problem, false);
   if (std::any_of(kernel[0].begin(), kernel[0].end(), [](T x) { return x != T(1); })) fail("a tie's kernel is not 1");
+}
+
+// Rows so far from every landmark that the sum of a row is lost beside its distance: equal landmarks share the weight,
+// and the nearest one of two has it all, in both directions.
+template <typename T>
+void check_far(const Options& options, PairwiseKind kind, PairwiseSizes sizes, T distance) {
+  char more[64];
+  std::snprintf(more, sizeof more, " at %.3g", double(distance));
+  if (!announce<T>(options, "far-sums", kind, sizes, kEqual, more)) return;
+  emulator::set_order(options.orders[0]);
+  Problem<T> problem(kind, sizes, kEqual, 1);
+  for (size_t i = 0; i < problem.q.size(); ++i) {
+    problem.q[i] = i / size_t(sizes.channels) % 2 == 0 ? distance : -distance;
+  }
+  std::fill(problem.k.begin(), problem.k.end(), T(0));
+  problem.find_exponents();
+  const int64_t rows = sizes.slices * sizes.rows;
+  const Outputs<T> forward = run_matmul_forward(problem, true, false);
+  std::vector<T> grad(size_t(rows * sizes.values));
+  for (size_t i = 0; i < grad.size(); ++i) grad[i] = T(1) / forward[2][i / size_t(sizes.values)];
+  const std::vector<T> delta(size_t(rows), T(0));
+  const Outputs<T> backward = run_matmul_backward(problem, grad, forward[1], delta, false);
+  for (const T total : forward[2]) {
+    if (total != T(sizes.landmarks)) fail("a sum is %g", double(total));
+  }
+  const Wide expected = Wide(sizes.rows) / Wide(sizes.landmarks);
+  const std::vector<Wide> value(backward[2].size(), expected);
+  compare("grad_v", backward[2], value,
+          std::vector<Wide>(value.size(), expected * (sizes.rows + 4) * kRoundoff<T>));
 }
 
 // A distance that is infinite has the kernel value 0.
@@ -616,29 +663,29 @@ void check_large(const Options& options, PairwiseKind kind, PairwiseSizes sizes)
     if (!missing) check_backward_values(problem, last, last_kernel, {grad_q.last(), grad_k.last()});
   }
   {
-    Huge<T> out(slices, sizes.rows * sizes.values), shift(slices, sizes.rows);
-    missing = missing || out.missing() || shift.missing();
+    Huge<T> out(slices, sizes.rows * sizes.values), origin(slices, sizes.rows), total(slices, sizes.rows);
+    missing = missing || out.missing() || origin.missing() || total.missing();
     const char* error = missing ? nullptr
-                                : matmul_forward(kind, q.data(), k.data(), v.data(), out.data(), shift.data(), sizes,
-                                                 problem.scale, true);
+                                : matmul_forward(kind, q.data(), k.data(), v.data(), out.data(), origin.data(),
+                                                 total.data(), sizes, problem.scale, true);
     if (error != nullptr) fail("matmul_forward: %s", error);
-    if (!missing) check_matmul_forward_values(problem, true, {out.last(), shift.last()});
+    if (!missing) check_matmul_forward_values(problem, true, {out.last(), origin.last(), total.last()});
   }
   {
-    const std::vector<T> last_shift = shift_of(problem, true), last_delta = random_numbers<T>(sizes.rows, 5);
+    const std::vector<T> last_origin = origin_of(problem, true), last_delta = random_numbers<T>(sizes.rows, 5);
     const std::vector<T> last_grad = random_numbers<T>(sizes.rows * sizes.values, 4);
-    Huge<T> shift(slices, last_shift), delta(slices, last_delta), grad(slices, last_grad);
+    Huge<T> origin(slices, last_origin), delta(slices, last_delta), grad(slices, last_grad);
     Huge<T> grad_v(slices, sizes.landmarks * sizes.values);
     Huge<T> workspace(1, matmul_backward_workspace(kind, sizes, T()));
-    missing = missing || shift.missing() || delta.missing() || grad.missing();
+    missing = missing || origin.missing() || delta.missing() || grad.missing();
     missing = missing || grad_v.missing() || workspace.missing();
     const char* error = missing ? nullptr
-                                : matmul_backward(kind, grad.data(), q.data(), k.data(), v.data(), shift.data(),
+                                : matmul_backward(kind, grad.data(), q.data(), k.data(), v.data(), origin.data(),
                                                   delta.data(), grad_q.data(), grad_k.data(), grad_v.data(),
                                                   workspace.data(), sizes, problem.scale);
     if (error != nullptr) fail("matmul_backward: %s", error);
     if (!missing) {
-      check_matmul_backward_values(problem, last_grad, last_shift, last_delta,
+      check_matmul_backward_values(problem, last_grad, last_origin, last_delta,
                                    {grad_q.last(), grad_k.last(), grad_v.last()});
     }
   }
@@ -667,6 +714,12 @@ void check_type(const Options& options) {
     }
     check_ties<T>(options, kind, {1, 37, 6, 33, 3});
     check_infinite<T>(options, kind);
+    for (const double distance : {1e5, 1e7, 1e8, 1e10}) {
+      // One stage of channels and several, one chunk of landmarks and several, few rows and many.
+      check_far<T>(options, kind, {1, 1, 64, 1, 1}, T(distance));
+      check_far<T>(options, kind, {2, 3, 49, 37, 3}, T(distance));
+      check_far<T>(options, kind, {1, 66, 197, 6, 2}, T(distance));
+    }
     check_batch<T>(options, kind, {3, 40, 9, 5, 3});
     if (!options.full) continue;
     for (const PairwiseSizes& sizes : all) check_all<T>(options, kind, sizes, kOrdinary);
