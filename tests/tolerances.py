@@ -135,3 +135,5 @@ FUSED_SOFTMAX_FLOAT32 = 1e-5
 MASSES_FLOAT64 = 1e-12
 # Newton's method on a bandwidth stops at a relative error of 1e-7 in the mean; float32 kernels add half as much.
 MATCHED_SIMILARITY_RELATIVE = 1e-6
+# Rows far from every landmark in float32, relative to the largest number: their weights are 0, 1 or an equal share.
+FAR_ROWS_FLOAT32 = 5e-6

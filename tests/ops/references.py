@@ -94,8 +94,7 @@ def rounding_bounds(
         weights, weights_error = exponent.exp(), kernel_bound(kind, exponent, channels, dtype)
         if form == "normalized":
             weights = exponent.softmax(-1)
-            shift = exponent.logsumexp(-1, keepdim=True) if landmarks else exponent.sum(-1, keepdim=True)
-            off = -exponent * (channels + kind.roundings) * eps + 4 * eps * shift.abs()
+            off = -exponent * (channels + kind.roundings) * eps
             off = off + (weights * off).sum(-1, keepdim=True)
             weights_error = weights * (torch.expm1(off) + (landmarks + KERNEL_ROUNDINGS) * eps) + info.tiny
         output_error = (weights_error + (landmarks + 2) * eps * weights) @ v.abs()

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from attngeo.ops import backend as ops_backend
 from attngeo.ops.backend import ran
-from tests.ops.references import FORMS, KINDS, Kind, kernel_bound, rounding_bounds
+from tests.ops.references import FORMS, GAUSSIAN, KINDS, Kind, kernel_bound, relative_error, rounding_bounds
 from tests.tolerances import (
     BFLOAT16_ROUNDING,
+    FAR_ROWS_FLOAT32,
     FLOAT16_ROUNDING,
     FLOAT64_RELATIVE,
     KERNEL_PEAK_SCORES,
@@ -151,6 +152,56 @@ def test_rows_that_underflow_are_zero_and_their_normalised_form_is_exact(
     ):
         assert grad.isfinite().all()
         assert ((grad - expected_grad).abs() <= getattr(bounds, name)).all(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("distance", [1e5, 1e7, 1e8, 1e10])
+def test_equal_landmarks_share_the_gradient_of_rows_however_far(
+    distance: float, dtype: torch.dtype, kind: Kind, backend: str
+) -> None:
+    # The logarithm of 64 is lost beside these distances: a row's sum has to be kept apart from them.
+    q, k = torch.full((1, 1), distance, dtype=dtype), torch.zeros(64, 1, dtype=dtype)
+    v = torch.ones(64, 1, dtype=dtype, requires_grad=True)
+    output = kind.apply("normalized", q, k, v, backend)
+    (grad,) = torch.autograd.grad(output.sum(), v)
+    assert output.item() == 1.0
+    assert (grad == 1.0 / 64).all()
+
+
+def test_landmarks_that_round_to_one_distance_share_the_gradient(kind: Kind, backend: str) -> None:
+    q, k = torch.tensor([[1e10, 1e10], [-1e10, -1e10]]), torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    v = torch.ones(2, 1, requires_grad=True)
+    kind.apply("normalized", q, k, v, backend).sum().backward()
+    assert v.grad is not None
+    assert (v.grad == 1.0).all()
+
+
+@pytest.mark.parametrize("spread", [10.0, 100.0, 300.0])
+def test_gradients_of_rows_whose_kernel_underflows_are_exact(spread: float, backend: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    q, k = (spread * torch.randn(rows, 32, generator=generator) for rows in (37, 2))
+    k = torch.cat([k[:1].expand(48, 32), k[1:]])  # the copies share what is nearest to them
+    leaves = tuple(leaf.requires_grad_() for leaf in (q, k, torch.randn(49, 5, generator=generator)))
+    output, _, *grads = results(GAUSSIAN, "normalized", backend, leaves)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = GAUSSIAN.reference("normalized", *wide)
+    exact = torch.autograd.grad(expected, wide[1:], like_outputs(output).double())
+    for value, reference in zip((output, *grads), (expected, *exact), strict=True):
+        assert relative_error(value, reference) <= FAR_ROWS_FLOAT32
+
+
+def test_a_row_whose_distances_all_overflow_is_nan(backend: str) -> None:
+    # |q - k|^2 = 1e40 is no float32. Which landmark is nearest is unknown, and nothing hides that.
+    q, k = torch.tensor([[1e20], [2.0], [0.0]], requires_grad=True), torch.tensor([[1.0], [3.0], [1e20]])
+    v = torch.tensor([[1.0], [2.0], [4.0]])
+    output = GAUSSIAN.apply("normalized", q[:2], k[:2], v[:2], backend)
+    assert output[0].isnan().all()
+    torch.testing.assert_close(output[1], torch.tensor([1.5]))
+    # One that overflows beside others has no weight.
+    beside = GAUSSIAN.apply("normalized", q[1:], k, v, backend)
+    torch.testing.assert_close(beside, GAUSSIAN.reference("normalized", q[1:], k, v).detach().float())
+    (grad,) = torch.autograd.grad(beside.sum(), q)
+    assert grad.isfinite().all()
 
 
 def test_the_smallest_kernel_values_are_gradual(kind: Kind, backend: str) -> None:
@@ -322,14 +373,19 @@ def test_a_backward_pass_inside_autocast_is_the_one_outside(kind: Kind, form: st
     assert all(torch.equal(first, second) for first, second in zip(outside, inside, strict=True))
 
 
-def test_the_logarithms_of_the_row_sums_carry_no_gradient(kind: Kind, extension: None) -> None:
+def test_the_nearest_distances_and_row_sums_carry_no_gradient(kind: Kind, extension: None) -> None:
     leaves = tokens((1, 1, 7, 5, 3, 2), torch.float64)
-    output, shift = operator(kind, "normalized")(*arguments(kind, "normalized", *leaves))
+    output, origin, total = operator(kind, "normalized")(*arguments(kind, "normalized", *leaves))
     assert output.requires_grad
-    assert not shift.requires_grad
-    expected = kind.exponent(*leaves[:2]).logsumexp(-1)
-    torch.testing.assert_close(shift, expected.detach(), rtol=FLOAT64_RELATIVE, atol=FLOAT64_RELATIVE)
-    assert (operator(kind, "matmul")(*arguments(kind, "matmul", *leaves))[1] == 0).all()
+    assert not origin.requires_grad
+    assert not total.requires_grad
+    exponent = kind.exponent(*leaves[:2]).detach()
+    nearest = exponent.amax(-1, keepdim=True)
+    for found, expected in ((kind.scale * origin, nearest.squeeze(-1)), (total, (exponent - nearest).exp().sum(-1))):
+        torch.testing.assert_close(found, expected, rtol=FLOAT64_RELATIVE, atol=FLOAT64_RELATIVE)
+    _, origin, total = operator(kind, "matmul")(*arguments(kind, "matmul", *leaves))
+    assert (origin == 0).all()
+    assert (total == 1).all()
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 7, 5, 3, 2), (2, 1, 3, 0, 5, 2), (0, 1, 3, 2, 5, 4)], ids=str)
@@ -343,9 +399,9 @@ def test_opcheck(sizes: Sizes, kind: Kind, form: str, extension: None) -> None:
         kernel = kind.apply(form, q, k, v, "compiled")
         torch.library.opcheck(backward, (torch.ones_like(kernel), q, k, kernel, *kind.options))
     else:
-        output, shift = operator(kind, form)(*(a.detach() if isinstance(a, Tensor) else a for a in call))
+        output, origin, _ = operator(kind, form)(*(a.detach() if isinstance(a, Tensor) else a for a in call))
         grad = torch.ones_like(output)
-        torch.library.opcheck(backward, (grad, q, k, v, shift, torch.zeros_like(shift), *kind.options))
+        torch.library.opcheck(backward, (grad, q, k, v, origin, torch.zeros_like(origin), *kind.options))
 
 
 # The second size makes the graph dynamic.
@@ -418,6 +474,12 @@ def test_every_instruction_set_obeys_the_same_laws(variant: str, dtype: torch.dt
         check_against_the_definition(sizes, dtype, kind, form, "compiled")
     test_ties_are_one_and_get_no_gradient(kind, form, "compiled")
     test_rows_that_underflow_are_zero_and_their_normalised_form_is_exact(dtype, kind, "compiled")
+    for distance in (1e5, 1e7, 1e8, 1e10):
+        test_equal_landmarks_share_the_gradient_of_rows_however_far(distance, dtype, kind, "compiled")
+    test_landmarks_that_round_to_one_distance_share_the_gradient(kind, "compiled")
+    for spread in (10.0, 100.0, 300.0):
+        test_gradients_of_rows_whose_kernel_underflows_are_exact(spread, "compiled")
+    test_a_row_whose_distances_all_overflow_is_nan("compiled")
     test_the_smallest_kernel_values_are_gradual(kind, "compiled")
     test_infinitely_distant_tokens_give_zero(kind, "compiled")
     test_nan_stays_in_its_own_rows_and_is_never_hidden(kind, form, "compiled")

@@ -30,7 +30,8 @@ def gaussian_kernel_matmul(
     """K v for K = gaussian_kernel(q, k): [B,H,N,D], [B,H,M,D], [B,H,M,V] -> [B,H,N,V]; K is symmetric in q and k.
 
     With `normalize` the rows of K are divided by their sums, as softmax(-|q_n - k_m|^2 / 2) v: exact also where every
-    value of a row underflows. The compiled form keeps no N x M numbers, forward or backward (see README.md).
+    value of a row underflows; NaN where every |q_n - k_m|^2 of a row overflows (|q_n - k_m| above 1.8e19 in float32).
+    The compiled form keeps no N x M numbers, forward or backward (see README.md).
     """
     check_shapes(q, k, v)
     form = _FORMS[_backend.resolve("gaussian_kernel_matmul", backend, q, k, v)]
