@@ -19,7 +19,8 @@ def register() -> None:
         register_forward(kind, _kernel_fake, _kernel_gradient(kind), _kernel_context)
         register_backward(f"{kind}_backward", _kernel_backward_fake, kind)
         register_forward(f"{kind}_matmul", _matmul_fake, _matmul_gradient(kind), _matmul_context)
-        register_backward(f"{kind}_matmul_backward", _matmul_backward_fake, f"{kind}_matmul")
+        # Not `{kind}_matmul_backward`: that took other numbers, and graphs that torch.compile has on disk may call it.
+        register_backward(f"{kind}_relative_matmul_backward", _matmul_backward_fake, f"{kind}_matmul")
 
 
 def _kernel_fake(q: Tensor, k: Tensor, *options: float) -> Tensor:
@@ -63,7 +64,7 @@ def _matmul_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 
 
 def _matmul_gradient(kind: str) -> Any:
-    operator = getattr(torch.ops.attngeo, f"{kind}_matmul_backward")
+    operator = getattr(torch.ops.attngeo, f"{kind}_relative_matmul_backward")
 
     def gradient(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, origin, product, total = ctx.saved_tensors

@@ -75,16 +75,16 @@ STABLE_TORCH_LIBRARY(attngeo, m) {
       "laplacian_kernel_matmul(Tensor q, Tensor k, Tensor v, float lambda_, bool normalize) -> (Tensor output, Tensor "
       "origin, Tensor total)");
   m.def(
-      "laplacian_kernel_matmul_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor origin, Tensor delta, float "
-      "lambda_) -> (Tensor, Tensor, Tensor)");
+      "laplacian_kernel_relative_matmul_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor origin, Tensor "
+      "delta, float lambda_) -> (Tensor, Tensor, Tensor)");
   m.def("gaussian_kernel(Tensor q, Tensor k) -> Tensor");
   m.def("gaussian_kernel_backward(Tensor grad, Tensor q, Tensor k, Tensor kernel) -> (Tensor, Tensor)");
   m.def(
       "gaussian_kernel_matmul(Tensor q, Tensor k, Tensor v, bool normalize) -> (Tensor output, Tensor origin, Tensor "
       "total)");
   m.def(
-      "gaussian_kernel_matmul_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor origin, Tensor delta) -> "
-      "(Tensor, Tensor, Tensor)");
+      "gaussian_kernel_relative_matmul_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor origin, Tensor "
+      "delta) -> (Tensor, Tensor, Tensor)");
   m.def(
       "newton_schulz_inverse(Tensor W, int iterations, float eps, str start) -> (Tensor inverse, Tensor residual)");
   m.def("spd_inverse(Tensor W, float eps) -> (Tensor inverse, Tensor failed_pivot)");

@@ -432,8 +432,8 @@ struct Operators {
                                                                              const Tensor& k, const Tensor& v,
                                                                              const Tensor& origin, const Tensor& delta,
                                                                              double lambda) {
-    return matmul_backward_of<Device>(laplacian("laplacian_kernel_matmul_backward", lambda), grad, q, k, v, origin,
-                                      delta);
+    return matmul_backward_of<Device>(laplacian("laplacian_kernel_relative_matmul_backward", lambda), grad, q, k, v,
+                                      origin, delta);
   }
 
   static Tensor gaussian_kernel(const Tensor& q, const Tensor& k) {
@@ -454,7 +454,8 @@ struct Operators {
                                                                             const Tensor& k, const Tensor& v,
                                                                             const Tensor& origin,
                                                                             const Tensor& delta) {
-    return matmul_backward_of<Device>(gaussian("gaussian_kernel_matmul_backward"), grad, q, k, v, origin, delta);
+    return matmul_backward_of<Device>(gaussian("gaussian_kernel_relative_matmul_backward"), grad, q, k, v, origin,
+                                      delta);
   }
 
   template <typename Library>
@@ -462,11 +463,11 @@ struct Operators {
     m.impl("laplacian_kernel", TORCH_BOX(&laplacian_kernel));
     m.impl("laplacian_kernel_backward", TORCH_BOX(&laplacian_kernel_backward));
     m.impl("laplacian_kernel_matmul", TORCH_BOX(&laplacian_kernel_matmul));
-    m.impl("laplacian_kernel_matmul_backward", TORCH_BOX(&laplacian_kernel_matmul_backward));
+    m.impl("laplacian_kernel_relative_matmul_backward", TORCH_BOX(&laplacian_kernel_matmul_backward));
     m.impl("gaussian_kernel", TORCH_BOX(&gaussian_kernel));
     m.impl("gaussian_kernel_backward", TORCH_BOX(&gaussian_kernel_backward));
     m.impl("gaussian_kernel_matmul", TORCH_BOX(&gaussian_kernel_matmul));
-    m.impl("gaussian_kernel_matmul_backward", TORCH_BOX(&gaussian_kernel_matmul_backward));
+    m.impl("gaussian_kernel_relative_matmul_backward", TORCH_BOX(&gaussian_kernel_matmul_backward));
   }
 };
 

@@ -393,7 +393,8 @@ def test_opcheck(sizes: Sizes, kind: Kind, form: str, extension: None) -> None:
     q, k, v = tokens(sizes, torch.float32)
     call = arguments(kind, form, q, k, v)
     torch.library.opcheck(operator(kind, form), call)
-    backward = getattr(torch.ops.attngeo, f"{kind.operator(form)}_backward")
+    name = f"{kind.operator(form)}_backward" if form == "kernel" else f"{kind.name}_kernel_relative_matmul_backward"
+    backward = getattr(torch.ops.attngeo, name)
     q, k, v = q.detach(), k.detach(), v.detach()
     if form == "kernel":
         kernel = kind.apply(form, q, k, v, "compiled")
@@ -421,14 +422,16 @@ def test_torch_compile_takes_them_whole_and_agrees(
 
     torch.compiler.reset()
     compiled = torch.compile(step, fullgraph=True, backend=compiler)
-    for count in rows:
-        leaves = tokens((1, 2, count, 5, 3, 4), torch.float32)
-        value, expected = compiled(*leaves), step(*leaves)
-        torch.testing.assert_close(value, expected)
-        for grad, expected_grad in zip(
-            torch.autograd.grad(value, leaves), torch.autograd.grad(expected, leaves), strict=True
-        ):
-            torch.testing.assert_close(grad, expected_grad)
+    # A graph on disk may be one of another version of the operators: torch does not look at how they are differentiated.
+    with torch.compiler.config.patch(force_disable_caches=True):
+        for count in rows:
+            leaves = tokens((1, 2, count, 5, 3, 4), torch.float32)
+            value, expected = compiled(*leaves), step(*leaves)
+            torch.testing.assert_close(value, expected)
+            for grad, expected_grad in zip(
+                torch.autograd.grad(value, leaves), torch.autograd.grad(expected, leaves), strict=True
+            ):
+                torch.testing.assert_close(grad, expected_grad)
 
 
 def test_vmap_equals_a_loop(kind: Kind, form: str, backend: str) -> None:
