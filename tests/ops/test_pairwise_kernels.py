@@ -422,7 +422,7 @@ def test_torch_compile_takes_them_whole_and_agrees(
 
     torch.compiler.reset()
     compiled = torch.compile(step, fullgraph=True, backend=compiler)
-    # A graph on disk may be one of another version of the operators: torch does not look at how they are differentiated.
+    # A graph on disk may be of an earlier build: torch does not look at how the operators are differentiated.
     with torch.compiler.config.patch(force_disable_caches=True):
         for count in rows:
             leaves = tokens((1, 2, count, 5, 3, 4), torch.float32)
