@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attngeo.layers.attention import Tokens, select_tokens
 from attngeo.ops.nystrom import Normalization
+from attngeo.ops.nystrom.naive import over_row_sum
 from attngeo.ops.precision import product
 
 Statistics = Literal["image", "batch"]
@@ -45,10 +46,10 @@ class Factors:
         """Z v in time linear in the tokens: v [B,H,N,D] -> [B,H,N,D]."""
         if self.normalization == "none":
             return self._scaled(product(self.rows, product(self.C_k.mT, v)))
+        mean = v.mean(-2, keepdim=True)
         if self.normalization == "row_sum":
             total = product(self.rows, self.C_k.sum(-2).unsqueeze(-1))
-            return product(self.rows, product(self.C_k.mT, v)) / total
-        mean = v.mean(-2, keepdim=True)
+            return over_row_sum(product(self.rows, product(self.C_k.mT, v)), total, mean)
         if self.whitening is None:
             return self._scaled(product(self.rows, product(self.C_k.mT, v - mean))) + mean
         weighted = self.whitening * v
@@ -63,7 +64,7 @@ class Factors:
         if self.normalization == "none":
             return self._scaled(G)
         if self.normalization == "row_sum":
-            return G / G.sum(-1, keepdim=True)
+            return over_row_sum(G, G.sum(-1, keepdim=True), 1.0 / G.shape[-1])
         if self.whitening is None:
             G = G - G.mean(-1, keepdim=True)
         else:

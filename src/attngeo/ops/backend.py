@@ -5,8 +5,10 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attngeo.errors import UserError
+from attngeo.ops.inputs import DTYPES
 
 try:
     import attngeo_ext
@@ -33,8 +35,7 @@ _MADE_OF_OTHERS = {
     "low_rank_metric": "made of torch's matrix products and Cholesky roots",
 }
 OPERATORS = (*COMPILED_OPERATORS, *_MADE_OF_OTHERS)
-# Half precision is there because it is computed in float32.
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_REMEDY = "run `make env`"
 
 _ran: dict[str, set[str]] = {}
 
@@ -61,15 +62,31 @@ def _note(op: str, choice: str, device: str, index: int, why: str) -> None:
     _ran.setdefault(op, set()).add(what)
 
 
+@torch.compiler.assume_constant_result
+def forward_mode() -> bool:
+    """Whether forward-mode derivatives are being taken, by torch.func or with dual numbers."""
+    return forward_ad._current_level >= 0
+
+
+@torch.compiler.assume_constant_result
+def _transform() -> str:
+    """The kind of derivative being taken that a compiled operator would drop or refuse, or an empty string.
+
+    torch takes no forward-mode derivative of an operator registered from outside and says nothing: it would be zero.
+    """
+    if forward_mode():
+        return "forward-mode derivatives"
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return ""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    functional = any(level.key() == torch._C._functorch.TransformType.Grad for level in levels)
+    return "torch.func's derivatives" if functional else ""
+
+
 def why_not_compiled(op: str, tensors: Sequence[Tensor]) -> str:
-    """Why `op` cannot run compiled on these tensors, or an empty string if it can."""
+    """Why `op` cannot run compiled on these tensors, which `inputs` checked; an empty string if it can."""
     if op not in COMPILED_OPERATORS:
         return f"no compiled form exists: {_MADE_OF_OTHERS[op]}"
-    for tensor in tensors:
-        if tensor.device != tensors[0].device:
-            return "the tensors are on different devices"
-        if tensor.dtype not in DTYPES:
-            return f"no compiled form for {tensor.dtype}"
     device = tensors[0].device
     return _device_problem(device.type, device.index or 0)
 
@@ -78,18 +95,20 @@ def resolve(op: str, backend: str, *tensors: Tensor, naive_only: str = "") -> st
     """Choose "naive" or "compiled" for this call and record it; UserError if "compiled" is asked for and missing.
 
     "auto" takes the compiled form wherever the extension has one for the operator, type and device, unless
-    `naive_only` names an option of this call that the compiled form does not have.
+    `naive_only` names an option of this call that the compiled form does not have, or the call is differentiated in a
+    way that torch knows for its own operators alone.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     why = ""
     if backend != "naive":
+        naive_only = naive_only or (_transform() if op in COMPILED_OPERATORS else "")
         why = f"no compiled form of {naive_only}" if naive_only else why_not_compiled(op, tensors)
     if backend == "compiled" and why:
         fixable = not naive_only and op in COMPILED_OPERATORS and bool(_extension_problem)
         raise UserError(
-            f"{op}: backend='compiled' is not available: {why}",
-            "run `make env`" if fixable else "use backend='auto' or backend='naive'",
+            f"{op}: backend='compiled' is not available: {why.replace(f': {_REMEDY}', '')}",
+            _REMEDY if fixable else "use backend='auto' or backend='naive'",
         )
     choice = "naive" if backend == "naive" or why else "compiled"
     device = tensors[0].device

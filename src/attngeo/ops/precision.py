@@ -12,7 +12,10 @@ from torch import Tensor
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
     """float64 if any tensor is float64, else float32."""
-    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    for tensor in tensors:  # a loop: `any` of a generator costs as much as a small kernel
+        if tensor.dtype == torch.float64:
+            return torch.float64
+    return torch.float32
 
 
 def result_dtype(*tensors: Tensor) -> torch.dtype:
@@ -21,7 +24,8 @@ def result_dtype(*tensors: Tensor) -> torch.dtype:
         return compute_dtype(*tensors)
     dtype = tensors[0].dtype
     for tensor in tensors[1:]:
-        dtype = torch.promote_types(dtype, tensor.dtype)
+        if tensor.dtype != dtype:
+            dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from attngeo.ops import backend as _backend
 from attngeo.ops.conjugate_gradient import naive
+from attngeo.ops.inputs import check_count, check_square, check_tensors, number
 from attngeo.ops.newton_schulz import Backward, IteratedInverse
 from attngeo.ops.precision import compute_dtype, result_dtype, without_autocast
 
@@ -24,16 +25,17 @@ def conjugate_gradient_inverse(
     got. Nothing checks that W is symmetric: the residual does. `backward` is -X^T G X^T of a converged inverse
     ("implicit") or the exact gradient of the loop ("loop"). There is no compiled form.
     """
-    if W.dim() < 2 or W.shape[-1] != W.shape[-2]:
-        raise ValueError(f"expected square matrices [..., M, M], not {tuple(W.shape)}")
-    if iterations < 0:
-        raise ValueError(f"iterations must not be negative, not {iterations}")
+    op = "conjugate_gradient_inverse"
+    check_tensors(op, W=W)
+    check_square(op, W)
+    check_count(op, "iterations", iterations)
+    eps = number(op, "eps", eps, compute_dtype(W))
     if backward not in get_args(Backward):
         raise ValueError(f"backward must be 'implicit' or 'loop', not {backward!r}")
-    _backend.resolve("conjugate_gradient_inverse", backend, W)
+    _backend.resolve(op, backend, W)
     with without_autocast(W):
         inverse, residual = naive.conjugate_gradient_inverse(W.to(compute_dtype(W)), iterations, eps, backward)
-    return IteratedInverse(inverse.to(result_dtype(W)), residual)
+    return IteratedInverse(inverse, residual).returned_as(result_dtype(W))
 
 
 __all__ = ["conjugate_gradient_inverse"]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attngeo.ops.backend import forward_mode
 from attngeo.ops.newton_schulz.naive import residual, shifted
 from attngeo.ops.precision import product
 
@@ -13,7 +14,10 @@ from attngeo.ops.precision import product
 def conjugate_gradient_inverse(W: Tensor, iterations: int, eps: float, backward: str) -> tuple[Tensor, Tensor]:
     """Inverse of W + eps I and the residual ||I - P X||_F of every matrix: [...,M,M] -> [...,M,M], [...]."""
     P = shifted(W, eps)
-    inverse = _ConvergedInverse.apply(P, iterations) if backward == "implicit" else _last(P, iterations)
+    if backward == "implicit":
+        inverse = (_ForwardModeInverse if forward_mode() else _ConvergedInverse).apply(P, iterations)
+    else:
+        inverse = _last(P, iterations)
     return inverse, residual(P.detach(), inverse.detach())
 
 
@@ -73,3 +77,17 @@ class _ConvergedInverse(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (X,) = ctx.saved_tensors
         return -product(product(X.mT, gradient), X.mT), None
+
+
+class _ForwardModeInverse(_ConvergedInverse):
+    """The same with its forward-mode derivative, dX = -X dP X; apart, since torch.compile takes no function with one."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        (X,) = ctx.saved_tensors
+        return -product(product(X, tangent), X)

@@ -4,10 +4,9 @@ from types import ModuleType
 
 from torch import Tensor
 
-from attngeo.ops import backend as _backend
 from attngeo.ops.gaussian_kernel import compiled, naive
-from attngeo.ops.pairwise import broadcast, check_shapes
-from attngeo.ops.precision import compute_dtype, result_dtype
+from attngeo.ops.inputs import check_tensors
+from attngeo.ops.pairwise import kernel_by, product_by
 
 _FORMS: dict[str, ModuleType] = {"naive": naive, "compiled": compiled}
 
@@ -17,11 +16,8 @@ def gaussian_kernel(q: Tensor, k: Tensor, *, backend: str = "auto") -> Tensor:
 
     Leading axes broadcast. Tokens far from the origin lose no digits. Half precision is computed in float32.
     """
-    check_shapes(q, k)
-    form = _FORMS[_backend.resolve("gaussian_kernel", backend, q, k)]
-    dtype = compute_dtype(q, k)
-    kernel: Tensor = form.gaussian_kernel(*broadcast(q.to(dtype), k.to(dtype)))
-    return kernel.to(result_dtype(q, k))
+    check_tensors("gaussian_kernel", q=q, k=k)
+    return kernel_by(_FORMS, "gaussian_kernel", backend, q, k)
 
 
 def gaussian_kernel_matmul(
@@ -33,11 +29,8 @@ def gaussian_kernel_matmul(
     value of a row underflows; NaN where every |q_n - k_m|^2 of a row overflows (|q_n - k_m| above 1.8e19 in float32).
     The compiled form keeps no N x M numbers, forward or backward (see README.md).
     """
-    check_shapes(q, k, v)
-    form = _FORMS[_backend.resolve("gaussian_kernel_matmul", backend, q, k, v)]
-    dtype = compute_dtype(q, k, v)
-    output: Tensor = form.gaussian_kernel_matmul(*broadcast(q.to(dtype), k.to(dtype), v.to(dtype)), normalize)
-    return output.to(result_dtype(q, k, v))
+    check_tensors("gaussian_kernel_matmul", q=q, k=k, v=v)
+    return product_by(_FORMS, "gaussian_kernel_matmul", backend, q, k, v, normalize)
 
 
 __all__ = ["gaussian_kernel", "gaussian_kernel_matmul"]

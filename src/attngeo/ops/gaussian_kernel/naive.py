@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attngeo.ops.backend import forward_mode
 from attngeo.ops.pairwise import weighted_sum
 from attngeo.ops.precision import product, without_autocast
 
@@ -24,6 +25,8 @@ def squared_distance(q: Tensor, k: Tensor) -> Tensor:
 
     |q|^2 + |k|^2 - 2 q.k, one matrix product, would lose the digits that all tokens have in common.
     """
+    if forward_mode():  # which torch's cdist has no rule for: the differences take N x M x D numbers
+        return (q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)
     distance: Tensor = _SquaredDistance.apply(q, k)
     return distance
 

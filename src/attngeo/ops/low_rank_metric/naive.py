@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attngeo.ops import backend as _backend
+from attngeo.ops.inputs import check_tensors
 from attngeo.ops.precision import compute_dtype, product, result_dtype, without_autocast
 
 Metric = Literal["query", "key", "mean"]
@@ -16,6 +17,7 @@ Metric = Literal["query", "key", "mean"]
 
 def solve(a: Tensor, U: Tensor, x: Tensor) -> Tensor:
     """G^-1 x by Woodbury's identity: a [...,D], U [...,D,R], x [...,D] -> [...,D]."""
+    check_tensors("low_rank_metric.solve", a=a, U=U, x=x)
     dtype, result = compute_dtype(a, U, x), result_dtype(a, U, x)
     a, U, x = _prepare(dtype, a, U, x)
     with without_autocast(a):
@@ -27,6 +29,7 @@ def solve(a: Tensor, U: Tensor, x: Tensor) -> Tensor:
 
 def logdet(a: Tensor, U: Tensor) -> Tensor:
     """log det G = sum log a + log det(I + U^T diag(a)^-1 U): a [...,D], U [...,D,R] -> [...]."""
+    check_tensors("low_rank_metric.logdet", a=a, U=U)
     dtype, result = compute_dtype(a, U), result_dtype(a, U)
     a, U = _prepare(dtype, a, U)
     with without_autocast(a):
@@ -36,6 +39,7 @@ def logdet(a: Tensor, U: Tensor) -> Tensor:
 
 def quadratic_form(a: Tensor, U: Tensor, x: Tensor) -> Tensor:
     """x^T G x = sum_c a_c x_c^2 + |U^T x|^2: a [...,D], U [...,D,R], x [...,D] -> [...]."""
+    check_tensors("low_rank_metric.quadratic_form", a=a, U=U, x=x)
     dtype, result = compute_dtype(a, U, x), result_dtype(a, U, x)
     a, U, x = _prepare(dtype, a, U, x)
     with without_autocast(a):
@@ -53,6 +57,7 @@ def pairwise_squared_distance(q: Tensor, k: Tensor, a: Tensor, U: Tensor, metric
     """
     if metric not in ("query", "key", "mean"):
         raise ValueError(f"metric must be 'query', 'key' or 'mean', not {metric!r}")
+    check_tensors("low_rank_metric.pairwise_squared_distance", q=q, k=k, a=a, U=U)
     owners = {"query": (q,), "key": (k,), "mean": (q, k)}[metric]
     for owner in owners:
         if a.shape[-2:] != owner.shape[-2:] or U.shape[-3:-1] != owner.shape[-2:]:

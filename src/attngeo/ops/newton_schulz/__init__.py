@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attngeo.ops import backend as _backend
 from attngeo.ops.convergence import CONVERGED_RESIDUAL
+from attngeo.ops.inputs import check_count, check_square, check_tensors, number
 from attngeo.ops.newton_schulz import compiled, naive
 from attngeo.ops.precision import compute_dtype, result_dtype, without_autocast
 
@@ -24,6 +25,14 @@ class IteratedInverse(NamedTuple):
     def converged(self) -> Tensor:
         """A flag a matrix: whether its residual is at most CONVERGED_RESIDUAL."""
         return self.residual <= CONVERGED_RESIDUAL
+
+    def returned_as(self, dtype: torch.dtype) -> "IteratedInverse":
+        """The same in the type that the caller gets; the residual is infinite where a number overflows it."""
+        if self.inverse.dtype == dtype:
+            return self
+        inverse = self.inverse.to(dtype)
+        finite = inverse.detach().isfinite().all(-1).all(-1)
+        return IteratedInverse(inverse, torch.where(finite, self.residual, torch.full_like(self.residual, torch.inf)))
 
 
 def newton_schulz_inverse(
@@ -43,9 +52,10 @@ def newton_schulz_inverse(
     which diverges ("printed"). `backward` is -X^T G X^T of a converged inverse ("implicit") or the exact gradient of
     the loop ("loop"). "printed" and "loop" have a naive form alone.
     """
-    _check(W)
-    if iterations < 0:
-        raise ValueError(f"iterations must not be negative, not {iterations}")
+    check_tensors("newton_schulz_inverse", W=W)
+    check_square("newton_schulz_inverse", W)
+    check_count("newton_schulz_inverse", "iterations", iterations)
+    eps = number("newton_schulz_inverse", "eps", eps, compute_dtype(W))
     if start not in get_args(Start):
         raise ValueError(f"start must be 'paper', 'identity' or 'printed', not {start!r}")
     if backward not in get_args(Backward):
@@ -58,16 +68,19 @@ def newton_schulz_inverse(
     else:
         with without_autocast(W):
             inverse, residual = naive.newton_schulz_inverse(wide, iterations, eps, start, backward)
-    return IteratedInverse(inverse.to(result_dtype(W)), residual)
+    return IteratedInverse(inverse, residual).returned_as(result_dtype(W))
 
 
 def spd_inverse(W: Tensor, eps: float = 0.01, *, backend: str = "auto") -> Tensor:
     """Inverse of the symmetric positive definite W + eps I, directly: [B,H,M,M] -> [B,H,M,M].
 
     Raises torch.linalg.LinAlgError, naming the matrix of the batch, where W + eps I is not positive definite; under
-    torch.compile it is a RuntimeError. Of W only the lower triangle counts; the gradient is symmetric.
+    torch.compile it is a RuntimeError. W must be symmetric: one triangle of it is read, and which is not promised. The
+    gradient is symmetric. A half type that cannot hold the inverse gives infinities, which `inverse_residual` tells of.
     """
-    _check(W)
+    check_tensors("spd_inverse", W=W)
+    check_square("spd_inverse", W)
+    eps = number("spd_inverse", "eps", eps, compute_dtype(W))
     choice = _backend.resolve("spd_inverse", backend, W)
     wide = W.to(compute_dtype(W))
     if choice == "compiled":
@@ -80,14 +93,11 @@ def spd_inverse(W: Tensor, eps: float = 0.01, *, backend: str = "auto") -> Tenso
 
 def inverse_residual(W: Tensor, inverse: Tensor, eps: float = 0.01) -> Tensor:
     """||I - P X||_F of every matrix for P = W + eps I and X = `inverse`, without gradient: [...,M,M] -> [...]."""
+    check_tensors("inverse_residual", W=W, inverse=inverse)
+    eps = number("inverse_residual", "eps", eps, compute_dtype(W, inverse))
     with torch.no_grad(), without_autocast(W):
         X = inverse.to(compute_dtype(W, inverse))
         return naive.residual(naive.shifted(W.to(X.dtype), eps), X)
-
-
-def _check(W: Tensor) -> None:
-    if W.dim() < 2 or W.shape[-1] != W.shape[-2]:
-        raise ValueError(f"expected square matrices [..., M, M], not {tuple(W.shape)}")
 
 
 __all__ = ["CONVERGED_RESIDUAL", "IteratedInverse", "inverse_residual", "newton_schulz_inverse", "spd_inverse"]

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attngeo.ops.backend import forward_mode
 from attngeo.ops.precision import product
 
 
@@ -12,7 +13,8 @@ def newton_schulz_inverse(W: Tensor, iterations: int, eps: float, start: str, ba
     """Inverse of W + eps I and the residual ||I - P X||_F of every matrix: [...,M,M] -> [...,M,M], [...]."""
     P = shifted(W, eps)
     if backward == "implicit":
-        inverse = _ConvergedInverse.apply(P, W.detach(), iterations, start)
+        function = _ForwardModeInverse if forward_mode() else _ConvergedInverse
+        inverse = function.apply(P, W.detach(), iterations, start)
     else:
         inverse = _iterate(P, W, iterations, start)
     return inverse, residual(P.detach(), inverse.detach())
@@ -54,15 +56,22 @@ def _start(P: Tensor, W: Tensor, start: str) -> Tensor:
     if start == "identity":
         return _reciprocal(inf_norm)[..., None, None] * _identity_like(P)
     if start == "printed":
-        return (2.0 * _reciprocal(torch.linalg.matrix_norm(W, ord=2)))[..., None, None] * P.mT
+        return (2.0 * _reciprocal(_spectral_norm(W)))[..., None, None] * P.mT
     # The paper's 1.8 / ||P||_inf^2 is written for symmetric P. ||P||_1 ||P||_inf is the same number there, and bounds
     # ||P||_2^2, so that the iteration converges, for every other P as well.
     one_norm = P.abs().sum(-2).amax(-1)
     return (1.8 * _reciprocal(one_norm) * _reciprocal(inf_norm))[..., None, None] * P.mT
 
 
+def _spectral_norm(W: Tensor) -> Tensor:
+    """||W||_2, NaN of a matrix that is not finite: LAPACK stops on such a one, and complains on the console."""
+    finite = W.isfinite().all(-1).all(-1)
+    norm = torch.linalg.matrix_norm(torch.where(finite[..., None, None], W, torch.zeros_like(W)), ord=2)
+    return torch.where(finite, norm, torch.full_like(norm, torch.nan))
+
+
 def _reciprocal(norm: Tensor) -> Tensor:
-    positive = norm > 0
+    positive = ~(norm <= 0)  # NaN stays NaN
     return torch.where(positive, 1.0 / torch.where(positive, norm, torch.ones_like(norm)), torch.zeros_like(norm))
 
 
@@ -83,3 +92,17 @@ class _ConvergedInverse(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (X,) = ctx.saved_tensors
         return -product(product(X.mT, gradient), X.mT), None, None, None
+
+
+class _ForwardModeInverse(_ConvergedInverse):
+    """The same with its forward-mode derivative, dX = -X dP X; apart, since torch.compile takes no function with one."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        (X,) = ctx.saved_tensors
+        return -product(product(X, tangent), X)

@@ -24,9 +24,9 @@ def linear_form(
         return v
     if normalization == "none":
         return scale * product(B, product(C.mT, v))
-    if normalization == "row_sum":
-        return product(B, product(C.mT, v)) / product(B, C.sum(-2).unsqueeze(-1))
     mean_v = v.mean(-2, keepdim=True)
+    if normalization == "row_sum":
+        return over_row_sum(product(B, product(C.mT, v)), product(B, C.sum(-2).unsqueeze(-1)), mean_v)
     if normalization == "injective_row":
         return scale * product(B, product(C.mT, v - mean_v)) + mean_v
     # Centred rows of B give G - mean directly; E[G^2] - mean^2 would cancel in float32.
@@ -47,15 +47,28 @@ def products_form(
     scale: Tensor | float,
 ) -> Tensor:
     """Z V from products with C and C^T alone, which `kernel_matmul` gives: v [...,N,D] -> [...,N,D]."""
-    mean_v = v.mean(-2, keepdim=True) if normalization == "injective_row" else None
-    if mean_v is not None:
+    mean_v = None if normalization == "none" else v.mean(-2, keepdim=True)
+    if normalization == "injective_row":
         v = v - mean_v
     elif normalization == "row_sum":
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     output = kernel_matmul(q, landmarks, product(W_inverse, kernel_matmul(landmarks, q, v)))
+    if mean_v is None:
+        return scale * output
     if normalization == "row_sum":
-        return output[..., :-1] / output[..., -1:]
-    return scale * output if mean_v is None else scale * output + mean_v
+        return over_row_sum(output[..., :-1], output[..., -1:], mean_v)
+    return scale * output + mean_v
+
+
+def over_row_sum(weighted: Tensor, total: Tensor, uniform: Tensor | float) -> Tensor:
+    """weighted / total by row, and `uniform`, what equal weights give, where a row's sum has underflowed.
+
+    Below the smallest normal number over the type's rounding a sum has lost digits, and its reciprocal would overflow
+    in a gradient: a token that far from every landmark attends to all tokens alike.
+    """
+    info = torch.finfo(total.dtype)
+    lost = total.abs() <= info.tiny / info.eps
+    return torch.where(lost, uniform, weighted / torch.where(lost, torch.ones_like(total), total))
 
 
 def dense_form(
@@ -72,7 +85,7 @@ def dense_form(
     if tokens == 0 or normalization == "none":
         return scale * G
     if normalization == "row_sum":
-        return G / G.sum(-1, keepdim=True)
+        return over_row_sum(G, G.sum(-1, keepdim=True), 1.0 / tokens)
     if normalization == "injective_row":
         return scale * (G - G.mean(-1, keepdim=True)) + 1.0 / tokens
     centred = G - G.mean(-2, keepdim=True)
