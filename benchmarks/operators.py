@@ -6,6 +6,7 @@ call. Run it on an idle machine: `make bench`, or `python -m benchmarks.operator
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -59,7 +60,10 @@ def run(operations: Sequence[str], *, quick: bool, repeats: int, seconds: float)
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """One table an operator, size and direction, and one of the goals."""
+    """One table an operator, size and direction, and one of the goals.
+
+    Ratios are to the fastest peer; what computes something else or in another way is shown beside and marked as none.
+    """
     lines: list[str] = []
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -77,6 +81,8 @@ def tables(rows: Sequence[Row]) -> str:
             cells.append(f"{peers[0] / row['value']:6.2f} x the best peer" if peers else "")
             cells.append(f"{100 * share['value']:.0f} % of the limit" if share else "")
             name = row["contestant"] + (f" ({row['backend']})" if row["backend"] else "")
+            if row["role"] == "shown":
+                name += ", no peer"
             lines.append(f"  {name:45} " + "  ".join(cell for cell in cells if cell))
         for row in group:
             if row["metric"] == "not_timed":
@@ -89,6 +95,28 @@ def tables(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def _operation(name: str) -> str:
+    if name not in OPERATIONS:
+        raise argparse.ArgumentTypeError(f"no operator {name!r} (choose from {', '.join(OPERATIONS)})")
+    return name
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _duration(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a positive number, not {text!r}")
+    return seconds
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Status 1 if a result of this project's own is wrong; a goal that is missed is said and is no error."""
     parser = argparse.ArgumentParser(
@@ -96,9 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("operations", nargs="*", choices=[*OPERATIONS, []], help="operators to time; all if none")
-    parser.add_argument("--repeats", type=int, default=30, help="samples of every contestant (default 30)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="time for each, after which 3 samples suffice")
+    parser.add_argument("operations", nargs="*", type=_operation, metavar="operator", help=f"of {', '.join(OPERATIONS)}; all if none")
+    parser.add_argument("--repeats", type=_count, default=30, help="samples of every contestant (default 30)")
+    parser.add_argument("--seconds", type=_duration, default=3.0, help="time for each, after which 3 samples suffice")
     parser.add_argument("--quick", action="store_true", help="sizes that say nothing but run in seconds")
     parser.add_argument("--out", type=Path, help="write every number to this CSV file")
     chosen = parser.parse_args(arguments)

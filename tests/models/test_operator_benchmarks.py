@@ -20,6 +20,7 @@ from attngeo.evaluation.operator_goals import GOALS, judge
 from attngeo.evaluation.operator_limits import PortLimit, measure_port_limit, port_limits
 from attngeo.evaluation.operator_sizes import MEMORY_SIZES, PYRAMID_SIZES, Size, square
 from attngeo.ops import backend
+from benchmarks import operators
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -332,3 +333,31 @@ def test_the_benchmark_prints_ratios_and_goals() -> None:
     assert "spd_inverse forward, 5 matrices of 17 x 17" in done.stdout
     assert "x the best peer" in done.stdout
     assert "not measured" in done.stdout.partition("goals")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--repeats", "0"], "--repeats: must be a whole number of at least 1, not '0'"),
+        (["--repeats", "2.5"], "not '2.5'"),
+        (["--seconds", "0"], "--seconds: must be a positive number, not '0'"),
+        (["softmax"], "no operator 'softmax' (choose from laplacian_kernel, "),
+    ],
+)
+def test_what_the_benchmark_cannot_do_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        operators.main(arguments)
+    error = capsys.readouterr().err
+    assert said in error
+    assert "[]" not in error.partition("error:")[2]
+
+
+def test_the_benchmark_marks_what_is_no_peer() -> None:
+    rows = fast(benchmarks.problem("newton_schulz_inverse", square(3, 9), CPU))
+    forward = operators.tables(rows).partition("backward")[0].splitlines()[2:]
+    marked = {line.strip().partition(" (")[0].partition(",")[0] for line in forward if ", no peer" in line}
+    assert marked == {"attngeo naive", "torch.linalg.inv"}
+    (loop,) = (line for line in forward if line.strip().startswith("torch bmm loop"))
+    assert " 1.00 x the best peer" in loop

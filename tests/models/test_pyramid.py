@@ -314,3 +314,17 @@ def test_residuals_are_reported_for_solving_kinds_alone_and_never_hidden() -> No
     assert 0 < solver_residuals(laplacian) < 1
     laplacian(torch.full((1, 3, 32, 32), torch.nan))
     assert not solver_residuals(laplacian) < 1
+
+
+@pytest.mark.parametrize("name", ["auto", "naive"])
+def test_tokens_far_from_their_landmarks_leave_logits_and_gradients_finite(name: str) -> None:
+    """Rows of `row_sum` whose kernel values all underflow attend to all tokens alike."""
+    options = {"normalization": "row_sum", "backend": name}
+    model = timm.create_model("laplacianformer_nano", num_classes=3, attention_options=options).eval()
+    for key, parameter in model.named_parameters():
+        if key.endswith("attention.query.weight"):
+            parameter.data.mul_(1e4)
+    logits = model(torch.randn(2, *model.default_cfg["input_size"], generator=torch.Generator().manual_seed(1)))
+    assert logits.isfinite().all()
+    logits.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)

@@ -1,5 +1,9 @@
 """Laws of the choice of an implementation: it is stated, recorded, and never silently another."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -40,6 +44,7 @@ def test_without_an_extension_auto_says_why_and_compiled_is_an_error(monkeypatch
     with pytest.raises(UserError, match="stale") as caught:
         call("compiled")
     assert caught.value.remedy == "run `make env`"
+    assert str(caught.value).count("make env") == 1
 
 
 def test_a_device_without_a_kernel_is_refused_by_name(extension: None) -> None:
@@ -85,7 +90,24 @@ def test_the_table_has_every_operator_and_type_and_a_reason(extension: None, mon
 
 
 def test_the_module_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    main()
+    assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert tuple(lines[0].split()) == HEADINGS
     assert {line.split()[0] for line in lines[1:]} == set(OPERATORS)
+
+
+def test_the_module_explains_itself_and_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "backend chosen for each operator" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["bogus"])
+    assert "unrecognized arguments: bogus" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_sees_no_traceback() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "attngeo.ops"], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert done.stderr == ""

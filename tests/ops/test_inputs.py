@@ -20,8 +20,8 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
     "laplacian_kernel_matmul": ops.laplacian_kernel_matmul,
     "gaussian_kernel": ops.gaussian_kernel,
     "gaussian_kernel_matmul": ops.gaussian_kernel_matmul,
-    "newton_schulz_inverse": lambda W, **options: ops.newton_schulz_inverse(W, 40, **options).inverse,
-    "conjugate_gradient_inverse": lambda W, **options: ops.conjugate_gradient_inverse(W, **options).inverse,
+    "newton_schulz_inverse": lambda W, **options: ops.newton_schulz_inverse(W, 12, start="identity", **options).inverse,
+    "conjugate_gradient_inverse": lambda W, **options: ops.conjugate_gradient_inverse(W, 8, **options).inverse,
     "spd_inverse": ops.spd_inverse,
     "nystrom_attention": lambda q, k, v, **options: ops.nystrom_attention(q, k, v, ops.laplacian_kernel, **options),
     "nystrom_matrix": lambda q, k, **options: ops.nystrom_matrix(q, k, ops.laplacian_kernel, **options),
@@ -62,7 +62,7 @@ def test_forward_mode_derivatives_are_those_of_differences(op: str, backend: str
     inputs = inputs_of(op)
     generator = torch.Generator().manual_seed(6)
     tangents = tuple(torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in inputs)
-    if op.endswith("_inverse"):
+    if op.endswith("_inverse"):  # as of a function of symmetric matrices
         tangents = tuple(t + t.mT for t in tangents)
 
     def function(*leaves: Tensor) -> Tensor:
@@ -77,8 +77,6 @@ def test_forward_mode_derivatives_are_those_of_differences(op: str, backend: str
     torch.testing.assert_close(dual, tangent, rtol=FLOAT64_RELATIVE, atol=FLOAT64_RELATIVE)
     forward = torch.func.jacfwd(function)(*inputs)
     reverse = torch.func.jacrev(function)(*inputs)
-    if op == "spd_inverse":  # of symmetric matrices: the symmetric part alone has a meaning
-        forward, reverse = (j + j.mT for j in (forward, reverse))
     torch.testing.assert_close(forward, reverse, rtol=1e-9, atol=1e-9)
 
 
@@ -119,6 +117,7 @@ def test_auto_differentiates_by_the_naive_form_and_says_so(op: str, extension: N
     assert "no compiled form of torch.func's derivatives" in ops_backend.ran()[op]
     assert torch.equal(gradient, torch.func.grad(lambda x: function(x, "naive"))(inputs[0]))
     assert torch.func.hessian(function)(inputs[0]).isfinite().all()
+    torch.compiler.reset()
     compiled = torch.compile(lambda x: torch.func.grad(function)(x), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(inputs[0]), gradient, rtol=FLOAT64_RELATIVE, atol=FLOAT64_RELATIVE)
 
@@ -219,8 +218,8 @@ def test_iterations_are_a_whole_number(wrong: Any) -> None:
 @pytest.mark.parametrize("op", [op for op in OPERATORS if not op.endswith("_inverse")])
 def test_leading_axes_that_do_not_broadcast_are_named_with_their_shapes(op: str) -> None:
     first, *others = inputs_of(op)
-    with pytest.raises(ValueError, match=rf"^{op}: the leading axes do not broadcast: q \(3, 7, 3\), .* \(2, 1, 4, 3\)"):
-        OPERATORS[op](first[0].expand(3, 7, 3)[:, :], *(other.expand(2, 2, *other.shape[-2:]) for other in others))
+    with pytest.raises(ValueError, match=rf"^{op}: the leading axes do not broadcast: q \(3, 7, 3\), \w+ \(2, 4, 3\)"):
+        OPERATORS[op](first[0].expand(3, 7, 3), *(other[:, 0] for other in others))
 
 
 # 256 TiB of kernel values, more than a process can address, from 32 MiB of tokens.

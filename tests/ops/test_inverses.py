@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attngeo.errors import UserError
 from attngeo.ops import backend as ops_backend
-from attngeo.ops import laplacian_kernel, newton_schulz_inverse, spd_inverse
+from attngeo.ops import conjugate_gradient_inverse, laplacian_kernel, newton_schulz_inverse, spd_inverse
 from attngeo.ops.newton_schulz import CONVERGED_RESIDUAL, Start, inverse_residual
 from tests.tolerances import (
     BFLOAT16_ROUNDING,
@@ -438,3 +438,32 @@ def test_bad_arguments_are_named() -> None:
         newton_schulz_inverse(W, start="warm")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'implicit' or 'loop'"):
         newton_schulz_inverse(W, backward="none")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("solver", ["paper", "identity", "conjugate_gradient"])
+def test_an_inverse_that_half_precision_cannot_hold_is_reported(solver: str, backend: str) -> None:
+    W = torch.stack([torch.eye(3), 1e-6 * torch.eye(3)]).half()
+    if solver == "conjugate_gradient":
+        result = conjugate_gradient_inverse(W, eps=0.0)
+    else:
+        result = newton_schulz_inverse(W, 60, eps=0.0, start=solver, backend=backend)  # type: ignore[arg-type]
+    assert result.inverse.dtype == torch.float16
+    assert result.inverse[1].isinf().any()
+    assert result.residual[1] == torch.inf
+    assert result.converged.tolist() == [True, False]
+    inverse = spd_inverse(W, 0.0, backend=backend)
+    assert inverse_residual(W, inverse, 0.0)[1] == torch.inf
+    assert inverse_residual(W, inverse, 0.0)[0] == 0.0
+
+
+@pytest.mark.parametrize("start", ["paper", "identity", "printed"])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_what_is_no_number_is_an_infinite_residual_and_nothing_else(
+    start: Start, wrong: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    W = torch.eye(4).repeat(2, 1, 1)
+    W[1, 0, 1] = wrong
+    residual = newton_schulz_inverse(W, 3, start=start).residual
+    assert residual[1] == torch.inf
+    assert residual[0].isfinite()
+    assert capfd.readouterr() == ("", "")

@@ -177,6 +177,75 @@ def test_torch_compile_takes_it_whole() -> None:
     torch.testing.assert_close(output, nystrom_attention(q, pooled, v, laplacian_kernel, solver=newton))
 
 
+@pytest.mark.parametrize("std", [1e3, 1e4])
+@pytest.mark.parametrize("products", [False, True])
+def test_a_token_far_from_every_landmark_attends_to_all_alike(std: float, products: bool, backend: str) -> None:
+    q, pooled, v = (tensor.float() for tensor in problem())
+    q[0, 0, 3] = std
+    leaves = tuple(tensor.requires_grad_() for tensor in (q, pooled, v))
+    options = {"normalization": "row_sum", "backend": backend}
+    matmul = laplacian_kernel_matmul if products else None
+    output = nystrom_attention(*leaves, laplacian_kernel, kernel_matmul=matmul, **options)  # type: ignore[arg-type]
+    torch.testing.assert_close(output[0, 0, 3], v[0, 0].mean(0))
+    Z = nystrom_matrix(q, pooled, laplacian_kernel, **options)  # type: ignore[arg-type]
+    assert relative_error(output, Z.double() @ v.double()) <= NYSTROM_FLOAT32_RELATIVE
+    for grad in torch.autograd.grad(output.square().sum(), leaves):
+        assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("distance", [60.0, 70.0, 80.0, 87.0, 95.0, 103.0, 110.0])
+@pytest.mark.parametrize("products", [False, True])
+def test_gradients_stay_finite_as_a_row_sum_underflows(distance: float, products: bool, backend: str) -> None:
+    q, pooled, v = (tensor.float() for tensor in problem())
+    q[:, :, 3] = 4.0 * distance / 8
+    leaves = tuple(tensor.requires_grad_() for tensor in (q, pooled, v))
+    matmul = laplacian_kernel_matmul if products else None
+    output = nystrom_attention(
+        *leaves, laplacian_kernel, kernel_matmul=matmul, normalization="row_sum", backend=backend
+    )
+    for grad in (output, *torch.autograd.grad(output.square().sum(), leaves)):
+        assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("products", [False, True])
+def test_without_landmarks_row_sum_gives_the_mean(products: bool, backend: str) -> None:
+    q, pooled, v = problem()
+    matmul = laplacian_kernel_matmul if products else None
+    output = nystrom_attention(
+        q, pooled[:, :, :0], v, laplacian_kernel, kernel_matmul=matmul, normalization="row_sum", backend=backend
+    )
+    torch.testing.assert_close(output, v.mean(-2, keepdim=True).expand_as(v))
+
+
+@pytest.mark.parametrize("normalization", ["injective", "injective_row", "none"])
+def test_a_scale_may_be_a_number_and_a_solver_may_tell_its_residual(normalization: Normalization) -> None:
+    q, pooled, v = problem()
+    options = {"normalization": normalization}
+    expected = nystrom_attention(
+        q, pooled, v, laplacian_kernel, scale=torch.full((3,), 2.0), solver=newton, **options  # type: ignore[arg-type]
+    )
+    output = nystrom_attention(
+        q, pooled, v, laplacian_kernel, scale=2.0, solver=newton_schulz_inverse, **options  # type: ignore[arg-type]
+    )
+    assert torch.equal(output, expected)
+    with pytest.raises(TypeError, match="solver must return a tensor or an IteratedInverse, not a tuple"):
+        nystrom_attention(q, pooled, v, laplacian_kernel, solver=lambda W: (newton(W), 0))  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="nystrom_attention: scale must be a number, not '2'"):
+        nystrom_attention(q, pooled, v, laplacian_kernel, scale="2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_shapes_that_do_not_fit_are_named(normalization: Normalization) -> None:
+    q, pooled, v = problem()
+    for values in (v[:, :, :1], v[0, 0, 0], v[:, :, :28]):
+        with pytest.raises(ValueError, match=rf"nystrom_attention: expected v \[\.\.\., 29, Dv\].*, not \({values.shape[0]},"):
+            nystrom_attention(q, pooled, values, laplacian_kernel, normalization=normalization)
+    for function in (lambda q, p: nystrom_attention(q, p, v, laplacian_kernel, normalization=normalization),
+                     lambda q, p: nystrom_matrix(q, p, laplacian_kernel, normalization=normalization)):
+        with pytest.raises(ValueError, match=r"expected q .* and landmarks .*, not \(2, 3, 29, 8\) and \(2, 3, 5, 7\)"):
+            function(q, pooled[..., :7])
+
+
 def test_bad_arguments_are_named() -> None:
     q, pooled, v = problem()
     with pytest.raises(ValueError, match="not 'softmax'"):

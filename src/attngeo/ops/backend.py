@@ -69,7 +69,7 @@ def forward_mode() -> bool:
 
 
 @torch.compiler.assume_constant_result
-def _transform() -> str:
+def functional_derivative() -> str:
     """The kind of derivative being taken that a compiled operator would drop or refuse, or an empty string.
 
     torch takes no forward-mode derivative of an operator registered from outside and says nothing: it would be zero.
@@ -102,7 +102,7 @@ def resolve(op: str, backend: str, *tensors: Tensor, naive_only: str = "") -> st
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     why = ""
     if backend != "naive":
-        naive_only = naive_only or (_transform() if op in COMPILED_OPERATORS else "")
+        naive_only = naive_only or (functional_derivative() if op in COMPILED_OPERATORS else "")
         why = f"no compiled form of {naive_only}" if naive_only else why_not_compiled(op, tensors)
     if backend == "compiled" and why:
         fixable = not naive_only and op in COMPILED_OPERATORS and bool(_extension_problem)

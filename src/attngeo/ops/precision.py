@@ -4,7 +4,7 @@ Under autocast the result is float32 (as torch does for softmax and cdist); outs
 torch's settings for faster float32 products (TF32, `torch.set_float32_matmul_precision`) change a result.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 
 def result_dtype(*tensors: Tensor) -> torch.dtype:
     """What the caller gets back: the compute type under autocast, else the promoted type of the inputs."""
-    if torch.is_autocast_enabled(tensors[0].device.type):
+    device = tensors[0].device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
         return compute_dtype(*tensors)
     dtype = tensors[0].dtype
     for tensor in tensors[1:]:
@@ -31,7 +32,8 @@ def result_dtype(*tensors: Tensor) -> torch.dtype:
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[None]:
     """Context in which matrix products keep the type of their inputs."""
-    return torch.autocast(device_type=tensor.device.type, enabled=False)
+    device = tensor.device.type
+    return nullcontext() if device == "meta" else torch.autocast(device_type=device, enabled=False)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attngeo.ops.backend import forward_mode
+from attngeo.ops.backend import functional_derivative
 from attngeo.ops.pairwise import weighted_sum
 
 # On a GPU the gradient of cdist fills a buffer of rows x M x D numbers: rows are cut so that it stays below this.
@@ -22,7 +22,8 @@ def laplacian_kernel_matmul(q: Tensor, k: Tensor, v: Tensor, lambda_: float, nor
 
 def _distance(q: Tensor, k: Tensor) -> Tensor:
     """|q_n - k_m|_1; the gradient of cdist(p=1) is sign(q - k) with sign(0) = 0, as it has to be."""
-    if forward_mode():  # which torch's cdist has no rule for: the differences take N x M x D numbers
+    # torch's cdist has no forward-mode derivative, and its gradient is wrong where torch.func maps it, as jacrev does.
+    if functional_derivative():
         return (q.unsqueeze(-2) - k.unsqueeze(-3)).abs().sum(-1)
     per_row = max(1, k.shape[-2] * k.shape[-1] * q.shape[:-2].numel())
     rows = max(1, _GPU_BUFFER_ELEMENTS // per_row)

@@ -22,7 +22,11 @@ def newton_schulz_inverse(W: Tensor, iterations: int, eps: float, start: str, ba
 
 def spd_inverse(W: Tensor, eps: float) -> Tensor:
     """Inverse of the symmetric positive definite W + eps I: [...,M,M] -> [...,M,M]."""
-    return torch.cholesky_inverse(torch.linalg.cholesky(shifted(W, eps)))
+    P = shifted(W, eps)
+    root = torch.linalg.cholesky(P)
+    if forward_mode():  # torch's rule for cholesky_inverse gives wrong numbers
+        return torch.linalg.inv((P + P.mT) / 2)
+    return torch.cholesky_inverse(root)
 
 
 def shifted(W: Tensor, eps: float) -> Tensor:
