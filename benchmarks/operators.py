@@ -124,7 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("operations", nargs="*", type=_operation, metavar="operator", help=f"of {', '.join(OPERATIONS)}; all if none")
+    parser.add_argument(
+        "operations", nargs="*", type=_operation, metavar="operator", help=f"of {', '.join(OPERATIONS)}; all if none"
+    )
     parser.add_argument("--repeats", type=_count, default=30, help="samples of every contestant (default 30)")
     parser.add_argument("--seconds", type=_duration, default=3.0, help="time for each, after which 3 samples suffice")
     parser.add_argument("--quick", action="store_true", help="sizes that say nothing but run in seconds")

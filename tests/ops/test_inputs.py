@@ -167,7 +167,7 @@ def test_lambda_must_be_positive_and_finite_in_the_compute_type(lambda_: float, 
         lambda: ops.laplacian_kernel(q, q, lambda_, backend=backend),
         lambda: ops.laplacian_kernel_matmul(q, q, q, lambda_, backend=backend),
     ):
-        with pytest.raises(ValueError, match=r"^laplacian_kernel.*: lambda_ must be positive and finite in float32, not"):
+        with pytest.raises(ValueError, match=r"^lap.*: lambda_ must be positive and finite in float32, not"):
             call()
     if lambda_ in (1e-300, 1e300):
         assert ops.laplacian_kernel(q.double(), q.double(), lambda_, backend=backend).isfinite().all()
@@ -239,7 +239,7 @@ def test_the_metrics_refuse_by_the_same_words() -> None:
         lambda: low_rank_metric.quadratic_form(a, U, x),
         lambda: low_rank_metric.pairwise_squared_distance(x, x, a, U),
     ):
-        with pytest.raises(TypeError, match="low_rank_metric.*: a is torch.int64"):
+        with pytest.raises(TypeError, match=r"^low_rank_metric.*: a is torch\.int64"):
             call()
 
 

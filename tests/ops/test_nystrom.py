@@ -1,5 +1,7 @@
 """Laws of Nystrom attention: the linear form is the dense one, and the dense one is the definition."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -219,31 +221,35 @@ def test_without_landmarks_row_sum_gives_the_mean(products: bool, backend: str) 
 
 @pytest.mark.parametrize("normalization", ["injective", "injective_row", "none"])
 def test_a_scale_may_be_a_number_and_a_solver_may_tell_its_residual(normalization: Normalization) -> None:
-    q, pooled, v = problem()
-    options = {"normalization": normalization}
-    expected = nystrom_attention(
-        q, pooled, v, laplacian_kernel, scale=torch.full((3,), 2.0), solver=newton, **options  # type: ignore[arg-type]
-    )
-    output = nystrom_attention(
-        q, pooled, v, laplacian_kernel, scale=2.0, solver=newton_schulz_inverse, **options  # type: ignore[arg-type]
-    )
-    assert torch.equal(output, expected)
+    def attention(solver: Any = newton_schulz_inverse, scale: Any = 2.0) -> Tensor:
+        q, pooled, v = problem()
+        return nystrom_attention(
+            q, pooled, v, laplacian_kernel, normalization=normalization, solver=solver, scale=scale
+        )
+
+    assert torch.equal(attention(), attention(newton, torch.full((3,), 2.0)))
     with pytest.raises(TypeError, match="solver must return a tensor or an IteratedInverse, not a tuple"):
-        nystrom_attention(q, pooled, v, laplacian_kernel, solver=lambda W: (newton(W), 0))  # type: ignore[arg-type, return-value]
+        attention(lambda W: (newton(W), 0))
     with pytest.raises(TypeError, match="nystrom_attention: scale must be a number, not '2'"):
-        nystrom_attention(q, pooled, v, laplacian_kernel, scale="2")  # type: ignore[arg-type]
+        attention(scale="2")
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_shapes_that_do_not_fit_are_named(normalization: Normalization) -> None:
     q, pooled, v = problem()
+
+    def attention(landmarks: Tensor, values: Tensor) -> Tensor:
+        return nystrom_attention(q, landmarks, values, laplacian_kernel, normalization=normalization)
+
     for values in (v[:, :, :1], v[0, 0, 0], v[:, :, :28]):
-        with pytest.raises(ValueError, match=rf"nystrom_attention: expected v \[\.\.\., 29, Dv\].*, not \({values.shape[0]},"):
-            nystrom_attention(q, pooled, values, laplacian_kernel, normalization=normalization)
-    for function in (lambda q, p: nystrom_attention(q, p, v, laplacian_kernel, normalization=normalization),
-                     lambda q, p: nystrom_matrix(q, p, laplacian_kernel, normalization=normalization)):
-        with pytest.raises(ValueError, match=r"expected q .* and landmarks .*, not \(2, 3, 29, 8\) and \(2, 3, 5, 7\)"):
-            function(q, pooled[..., :7])
+        with pytest.raises(ValueError, match=r"^nystrom_attention: expected v \[\.\.\., 29, Dv\].*, not \(") as caught:
+            attention(pooled, values)
+        assert str(tuple(values.shape)) in str(caught.value)
+    message = r"expected q .* and landmarks .*, not \(2, 3, 29, 8\) and \(2, 3, 5, 7\)"
+    with pytest.raises(ValueError, match=message):
+        attention(pooled[..., :7], v)
+    with pytest.raises(ValueError, match=message):
+        nystrom_matrix(q, pooled[..., :7], laplacian_kernel, normalization=normalization)
 
 
 def test_bad_arguments_are_named() -> None:

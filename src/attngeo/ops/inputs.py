@@ -1,4 +1,4 @@
-"""What every operator asks of its arguments before it does anything, in one wording; no check looks at values of tensors.
+"""What every operator asks of its arguments before it does anything, in one wording; no check looks into a tensor.
 
 Of the wrong kind is a TypeError, of the right kind but unfit a ValueError; both name the operator and the argument.
 """

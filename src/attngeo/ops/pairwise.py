@@ -21,7 +21,9 @@ def kernel_by(forms: dict[str, ModuleType], op: str, backend: str, q: Tensor, k:
         kernel: Tensor = getattr(form, op)(rows, landmarks, *options)
     except RuntimeError as error:
         shape = (*rows.shape[:-1], k.shape[-2])
-        raise without_frames(op, error, shape, dtype, f"{op}_matmul multiplies it by values without forming it") from None
+        raise without_frames(
+            op, error, shape, dtype, f"{op}_matmul multiplies it by values without forming it"
+        ) from None
     return kernel if result == dtype else kernel.to(result)
 
 

@@ -80,7 +80,7 @@ class _ConvergedInverse(torch.autograd.Function):
 
 
 class _ForwardModeInverse(_ConvergedInverse):
-    """The same with its forward-mode derivative, dX = -X dP X; apart, since torch.compile takes no function with one."""
+    """The same with its forward-mode derivative -X dP X; apart, since torch.compile takes no function with one."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

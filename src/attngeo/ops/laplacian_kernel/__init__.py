@@ -16,7 +16,8 @@ _RESCALE = "divide q and k by it and leave lambda_ at 1, as the layers do with l
 def laplacian_kernel(q: Tensor, k: Tensor, lambda_: float = 4.0, *, backend: str = "auto") -> Tensor:
     """exp(-|q_n - k_m|_1 / lambda) for every pair: [B,H,N,D], [B,H,M,D] -> [B,H,N,M].
 
-    Leading axes broadcast; lambda is a number. The gradient takes sign(0) = 0. Half precision is computed in float32 (see README.md).
+    Leading axes broadcast; lambda is a number. The gradient takes sign(0) = 0. Half precision is computed in float32
+    (see README.md).
     """
     check_tensors("laplacian_kernel", q=q, k=k)
     lambda_ = positive_number("laplacian_kernel", "lambda_", lambda_, compute_dtype(q, k), _RESCALE)

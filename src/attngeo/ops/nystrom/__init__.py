@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from attngeo.ops.precision import compute_dtype, without_autocast
 Kernel = Callable[..., Tensor]
 Solver = Callable[..., Tensor | IteratedInverse]
 Normalization = Literal["injective", "injective_row", "row_sum", "none"]
+Result = TypeVar("Result")
 NORMALIZATIONS = get_args(Normalization)
 
 
@@ -55,7 +56,12 @@ def nystrom_attention(
         raise ValueError("normalization='injective' needs every kernel value: kernel_matmul must be None")
     _backend.resolve("nystrom_attention", "naive", q, landmarks, v)
     dtype = compute_dtype(q, landmarks, v)
-    q, landmarks, values, factor = q.to(dtype), landmarks.to(dtype), v.to(dtype), _per_head("nystrom_attention", scale, dtype)
+    q, landmarks, values, factor = (
+        q.to(dtype),
+        landmarks.to(dtype),
+        v.to(dtype),
+        _per_head("nystrom_attention", scale, dtype),
+    )
     kernel, solver = _with_backend(kernel, backend), _with_backend(solver, backend)
     with without_autocast(q):
         W_inverse = _inverse_by(solver, kernel(landmarks, landmarks))
@@ -92,7 +98,7 @@ def nystrom_matrix(
         return naive.dense_form(C, W_inverse, normalization, factor, eps_relative, eps_absolute)
 
 
-def _with_backend(part: Kernel, backend: str) -> Kernel:
+def _with_backend(part: Callable[..., Result], backend: str) -> Callable[..., Result]:
     return part if backend == "auto" else partial(part, backend=backend)
 
 

@@ -47,17 +47,17 @@ def products_form(
     scale: Tensor | float,
 ) -> Tensor:
     """Z V from products with C and C^T alone, which `kernel_matmul` gives: v [...,N,D] -> [...,N,D]."""
-    mean_v = None if normalization == "none" else v.mean(-2, keepdim=True)
+
+    def through_landmarks(values: Tensor) -> Tensor:
+        return kernel_matmul(q, landmarks, product(W_inverse, kernel_matmul(landmarks, q, values)))
+
+    if normalization == "none":
+        return scale * through_landmarks(v)
+    mean_v = v.mean(-2, keepdim=True)
     if normalization == "injective_row":
-        v = v - mean_v
-    elif normalization == "row_sum":
-        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-    output = kernel_matmul(q, landmarks, product(W_inverse, kernel_matmul(landmarks, q, v)))
-    if mean_v is None:
-        return scale * output
-    if normalization == "row_sum":
-        return over_row_sum(output[..., :-1], output[..., -1:], mean_v)
-    return scale * output + mean_v
+        return scale * through_landmarks(v - mean_v) + mean_v
+    output = through_landmarks(torch.cat([v, torch.ones_like(v[..., :1])], dim=-1))
+    return over_row_sum(output[..., :-1], output[..., -1:], mean_v)
 
 
 def over_row_sum(weighted: Tensor, total: Tensor, uniform: Tensor | float) -> Tensor:
