@@ -232,6 +232,9 @@ def test_a_scale_may_be_a_number_and_a_solver_may_tell_its_residual(normalizatio
         attention(lambda W: (newton(W), 0))
     with pytest.raises(TypeError, match="nystrom_attention: scale must be a number, not '2'"):
         attention(scale="2")
+    for wrong in (torch.ones(5), torch.ones(1, 1, 3)):
+        with pytest.raises(ValueError, match=r"nystrom_attention: scale .* does not broadcast to the heads \(2, 3\)"):
+            attention(scale=wrong)
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
@@ -256,6 +259,8 @@ def test_bad_arguments_are_named() -> None:
     q, pooled, v = problem()
     with pytest.raises(ValueError, match="not 'softmax'"):
         nystrom_attention(q, pooled, v, laplacian_kernel, normalization="softmax")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="nystrom_attention: eps_relative must be a number, not None"):
+        nystrom_attention(q, pooled, v, laplacian_kernel, eps_relative=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="kernel_matmul must be None"):
         nystrom_attention(q, pooled, v, laplacian_kernel, kernel_matmul=laplacian_kernel_matmul)
     with pytest.raises(ValueError, match="scale must be None"):

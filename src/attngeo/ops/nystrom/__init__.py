@@ -45,23 +45,17 @@ def nystrom_attention(
     for computing it twice; "injective" needs C for its variances and refuses it. `backend` is handed to the kernels
     and the solver.
     """
-    check_tensors("nystrom_attention", q=q, landmarks=landmarks, v=v)
-    _check("nystrom_attention", normalization, scale, q, landmarks)
+    op = "nystrom_attention"
+    _check(op, normalization, scale, q=q, landmarks=landmarks, v=v)
     if v.dim() < 2 or v.shape[-2] != q.shape[-2]:
-        raise ValueError(
-            f"nystrom_attention: expected v [..., {q.shape[-2]}, Dv], one row for each token, not {tuple(v.shape)}"
-        )
-    leading_shape("nystrom_attention", q=q, landmarks=landmarks, v=v)
+        raise ValueError(f"{op}: expected v [..., {q.shape[-2]}, Dv], one row for each token, not {tuple(v.shape)}")
+    leading = leading_shape(op, q=q, landmarks=landmarks, v=v)
     if kernel_matmul is not None and normalization == "injective":
         raise ValueError("normalization='injective' needs every kernel value: kernel_matmul must be None")
-    _backend.resolve("nystrom_attention", "naive", q, landmarks, v)
+    _backend.resolve(op, "naive", q, landmarks, v)
     dtype = compute_dtype(q, landmarks, v)
-    q, landmarks, values, factor = (
-        q.to(dtype),
-        landmarks.to(dtype),
-        v.to(dtype),
-        _per_head("nystrom_attention", scale, dtype),
-    )
+    factor, *eps = _numbers(op, scale, leading, dtype, eps_relative, eps_absolute)
+    q, landmarks, values = q.to(dtype), landmarks.to(dtype), v.to(dtype)
     kernel, solver = _with_backend(kernel, backend), _with_backend(solver, backend)
     with without_autocast(q):
         W_inverse = _inverse_by(solver, kernel(landmarks, landmarks))
@@ -70,7 +64,7 @@ def nystrom_attention(
             output = naive.products_form(q, landmarks, values, W_inverse, matmul, normalization, factor)
         else:
             C = kernel(q, landmarks)
-            output = naive.linear_form(C, W_inverse, values, normalization, factor, eps_relative, eps_absolute)
+            output = naive.linear_form(C, W_inverse, values, normalization, factor, *eps)
     return output.to(v.dtype)
 
 
@@ -87,15 +81,16 @@ def nystrom_matrix(
     backend: str = "auto",
 ) -> Tensor:
     """The dense Z of `nystrom_attention`, by its definition: [B,H,N,D], [B,H,M,D] -> [B,H,N,N]; memory O(N^2)."""
-    check_tensors("nystrom_matrix", q=q, landmarks=landmarks)
-    _check("nystrom_matrix", normalization, scale, q, landmarks)
-    leading_shape("nystrom_matrix", q=q, landmarks=landmarks)
+    op = "nystrom_matrix"
+    _check(op, normalization, scale, q=q, landmarks=landmarks)
+    leading = leading_shape(op, q=q, landmarks=landmarks)
     dtype = compute_dtype(q, landmarks)
-    q, landmarks, factor = q.to(dtype), landmarks.to(dtype), _per_head("nystrom_matrix", scale, dtype)
+    factor, *eps = _numbers(op, scale, leading, dtype, eps_relative, eps_absolute)
+    q, landmarks = q.to(dtype), landmarks.to(dtype)
     kernel, solver = _with_backend(kernel, backend), _with_backend(solver, backend)
     with without_autocast(q):
         C, W_inverse = kernel(q, landmarks), _inverse_by(solver, kernel(landmarks, landmarks))
-        return naive.dense_form(C, W_inverse, normalization, factor, eps_relative, eps_absolute)
+        return naive.dense_form(C, W_inverse, normalization, factor, *eps)
 
 
 def _with_backend(part: Callable[..., Result], backend: str) -> Callable[..., Result]:
@@ -111,17 +106,35 @@ def _inverse_by(solver: Solver, W: Tensor) -> Tensor:
     return inverse
 
 
-def _per_head(op: str, scale: Tensor | float | None, dtype: torch.dtype) -> Tensor | float:
-    if scale is None:
-        return 1.0
-    return scale.to(dtype)[..., None, None] if isinstance(scale, Tensor) else number(op, "scale", scale, dtype)
+def _numbers(
+    op: str,
+    scale: Tensor | float | None,
+    leading: torch.Size,
+    dtype: torch.dtype,
+    eps_relative: float,
+    eps_absolute: float,
+) -> tuple[Tensor | float, float, float]:
+    """The factor of the kernel part, as it broadcasts with [..., N, Dv], and the two numbers of the eps rule."""
+    factor: Tensor | float
+    if isinstance(scale, Tensor):
+        if scale.dim() > len(leading) or any(
+            given not in (1, wanted) for given, wanted in zip(reversed(scale.shape), reversed(leading), strict=False)
+        ):
+            raise ValueError(f"{op}: scale {tuple(scale.shape)} does not broadcast to the heads {tuple(leading)}")
+        factor = scale.to(dtype)[..., None, None]
+    else:
+        factor = 1.0 if scale is None else number(op, "scale", scale, dtype)
+    eps_relative = number(op, "eps_relative", eps_relative, dtype)
+    return factor, eps_relative, number(op, "eps_absolute", eps_absolute, dtype)
 
 
-def _check(op: str, normalization: str, scale: Tensor | float | None, q: Tensor, landmarks: Tensor) -> None:
+def _check(op: str, normalization: str, scale: Tensor | float | None, **tensors: Tensor) -> None:
+    check_tensors(op, **tensors, **({"scale": scale} if isinstance(scale, Tensor) else {}))
     if normalization not in NORMALIZATIONS:
         raise ValueError(f"{op}: normalization must be one of {', '.join(NORMALIZATIONS)}, not {normalization!r}")
     if normalization == "row_sum" and scale is not None:
         raise ValueError(f"{op}: normalization='row_sum' fixes the scale of its rows: scale must be None")
+    q, landmarks = tensors["q"], tensors["landmarks"]
     if q.dim() < 2 or landmarks.dim() < 2 or q.shape[-1] != landmarks.shape[-1]:
         raise ValueError(
             f"{op}: expected q [..., N, D] and landmarks [..., M, D] with one D, not {tuple(q.shape)} and "
