@@ -64,7 +64,7 @@ def tables(rows: Sequence[Row]) -> str:
 
     Ratios are to the fastest peer; what computes something else or in another way is shown beside and marked as none.
     """
-    lines: list[str] = []
+    lines = ["no peer: computes something else, or in another way"]
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         size = Size(row["slices"], row["tokens"], row["landmarks"], row["channels"])

@@ -224,11 +224,14 @@ def test_leading_axes_that_do_not_broadcast_are_named_with_their_shapes(op: str)
 
 # 256 TiB of kernel values, more than a process can address, from 32 MiB of tokens.
 @pytest.mark.parametrize("name", ["laplacian_kernel", "gaussian_kernel"])
-def test_a_kernel_that_does_not_fit_in_memory_is_refused_with_the_way_out(name: str, backend: str) -> None:
+def test_a_kernel_that_does_not_fit_in_memory_is_refused_with_the_way_out(
+    name: str, backend: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     tokens = torch.zeros(2**23, 1)
     message = rf"^{name}: no memory for the 8388608 x 8388608 kernel values \(262,144.0 GiB\): {name}_matmul"
     with pytest.raises(torch.OutOfMemoryError, match=message):
         getattr(ops, name)(tokens, tokens, backend=backend)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_metrics_refuse_by_the_same_words() -> None:

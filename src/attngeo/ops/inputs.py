@@ -12,6 +12,9 @@ from torch import Tensor
 # Half precision is there because it is computed in float32.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
+# What torch's CPU allocator, its size arithmetic and C++ say; a GPU's allocator has an exception of its own.
+_NO_MEMORY = ("can't allocate memory", "size calculation overflowed", "bad_alloc")
+
 
 def check_tensors(op: str, **tensors: Any) -> None:
     """Dense floating-point tensors on one device."""
@@ -77,8 +80,7 @@ def leading_shape(op: str, **tensors: Tensor) -> torch.Size:
 
 def without_frames(op: str, error: RuntimeError, shape: tuple[int, ...], dtype: torch.dtype, remedy: str) -> Exception:
     """What to raise for `error`: itself, unless there was no memory for a result of this shape."""
-    text = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or not ("allocate" in text or "overflow" in text):
+    if isinstance(error, torch.OutOfMemoryError) or not any(words in str(error) for words in _NO_MEMORY):
         return error
     gib = math.prod(shape) * torch.finfo(dtype).bits / 8 / 2**30
     axes = " x ".join(map(str, shape))

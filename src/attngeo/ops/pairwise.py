@@ -1,5 +1,6 @@
 """What the pairwise kernels share: checks and the call of a form, their products in plain torch, their cost."""
 
+import math
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +11,10 @@ from attngeo.ops import backend as _backend
 from attngeo.ops.inputs import leading_shape, without_frames
 from attngeo.ops.precision import compute_dtype, product, result_dtype, without_autocast
 
+# Where there is no memory for so many numbers torch prints the frames of a compiled operator; asking before it runs
+# costs nothing, since pages are only taken as they are written.
+_ASKED_FOR_FIRST = 2**28
+
 
 def kernel_by(forms: dict[str, ModuleType], op: str, backend: str, q: Tensor, k: Tensor, *options: Any) -> Tensor:
     """The kernel `op` of a form in `forms`: [...,N,D], [...,M,D] -> [...,N,M]; the tensors were checked."""
@@ -17,10 +22,12 @@ def kernel_by(forms: dict[str, ModuleType], op: str, backend: str, q: Tensor, k:
     form = forms[_backend.resolve(op, backend, q, k)]
     dtype, result = compute_dtype(q, k), result_dtype(q, k)
     rows, landmarks = _broadcast(op, q=q.to(dtype), k=k.to(dtype))
+    shape = (*rows.shape[:-1], k.shape[-2])
     try:
+        if not torch.compiler.is_compiling() and rows.is_cpu and math.prod(shape) >= _ASKED_FOR_FIRST:
+            rows.new_empty(shape)
         kernel: Tensor = getattr(form, op)(rows, landmarks, *options)
     except RuntimeError as error:
-        shape = (*rows.shape[:-1], k.shape[-2])
         raise without_frames(
             op, error, shape, dtype, f"{op}_matmul multiplies it by values without forming it"
         ) from None
@@ -40,12 +47,10 @@ def product_by(
     try:
         output: Tensor = getattr(forms[choice], op)(rows, landmarks, values, *options)
     except RuntimeError as error:
+        if choice == "compiled":
+            raise
         shape = (*rows.shape[:-1], k.shape[-2])
-        raise (
-            error
-            if choice == "compiled"
-            else without_frames(op, error, shape, dtype, "the compiled form keeps none of them")
-        ) from None
+        raise without_frames(op, error, shape, dtype, "the compiled form keeps none of them") from None
     return output if result == dtype else output.to(result)
 
 
