@@ -142,7 +142,8 @@ def test_what_tunes_needs_images_that_are_held_out(root: Path) -> None:
 )
 def test_runs_that_a_figure_cannot_look_into_are_refused(root: Path, run: str, feeds: str, words: str) -> None:
     sheet = root / "config/demo/runs.tsv"
-    lines = [f"{line},{feeds}" if line.startswith(f"{run}\t") else line for line in sheet.read_text().splitlines()]
+    lines = sheet.read_text().splitlines()
+    lines = [line.replace("tab1,", f"tab1,{feeds},") if line.startswith(f"{run}\t") else line for line in lines]
     sheet.write_text("\n".join(lines) + "\n")
     with pytest.raises(UserError, match=words):
         load_preset(root, "demo")
