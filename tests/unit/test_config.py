@@ -1,5 +1,6 @@
 """A preset is either valid or refused with file, key and what is allowed."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from attngeo.config import load_preset, preset_names, write_schemas
 from attngeo.errors import UserError
 from attngeo.jobs.stamps import stamp_names
+from attngeo.layers.registry import ATTENTION_KINDS
+from attngeo.models.names import FAMILIES
 from attngeo.tracking.code_digest import CodeDigest
 from attngeo.training.recipe import Recipe
 
@@ -120,6 +123,18 @@ def test_what_no_run_feeds_is_left_out_unless_the_preset_lists_it(root: Path) ->
     assert {"fig3", "fig7"} < set(preset.figures)
     with pytest.raises(UserError, match="nothing to show in fig2"):
         load_preset(root, "demo", {"figures": ["fig2", "fig3"]})
+
+
+def test_every_attention_kind_is_tuned_over_the_same_rates() -> None:
+    lines = (ROOT / "config/tuning/runs.tsv").read_text().splitlines()
+    rates: dict[str, set[str]] = {}
+    for row in csv.DictReader([line for line in lines if not line.startswith("#")], delimiter="\t"):
+        if row["dataset"] == "fashion-mnist":
+            kind = row["attention"] or FAMILIES[row["model"].removesuffix("_micro")]
+            rates.setdefault(kind, set()).add(row["options"])
+    assert rates.keys() == ATTENTION_KINDS.keys()
+    common = {f"recipe.lr={rate}" for rate in ("1e-3", "3e-3", "1e-2")}
+    assert all(common <= tried for tried in rates.values())
 
 
 def test_what_tunes_needs_images_that_are_held_out(root: Path) -> None:
