@@ -97,7 +97,10 @@ def _imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[_Im
 
 
 class CodeDigest:
-    """Digests of modules of one source tree; parsed files are remembered by content in `cache_file`."""
+    """Digests of modules of one source tree, as it is when each file is first read: a parse makes a new one.
+
+    Parsed files are remembered by content in `cache_file`.
+    """
 
     def __init__(self, root: Path, cache_file: Path | None = None) -> None:
         self.root = root
@@ -106,6 +109,11 @@ class CodeDigest:
         self._cache: dict[str, Any] = {}
         self._cache_grew = False
         self._sources: dict[Path, _Source] = {}
+        self._module_files: dict[str, Path | None] = {}
+        self._resolved: dict[_Import, tuple[str, ...]] = {}
+        self._closures: dict[tuple[str, ...], dict[str, Path]] = {}
+        self._extensions: dict[frozenset[str], dict[str, str]] = {}
+        self._locked: dict[str, str] | None = None
         if cache_file is not None:
             try:
                 self._cache = json.loads(cache_file.read_text(encoding="utf-8"))
@@ -126,11 +134,11 @@ class CodeDigest:
 
     def module_file(self, module: str) -> Path | None:
         """The file of a module of this project, None if there is no such module."""
-        base = self.source_root.joinpath(*module.split("."))
-        for file in (base.with_suffix(".py"), base / "__init__.py"):
-            if file.is_file():
-                return file
-        return None
+        if module not in self._module_files:
+            base = self.source_root.joinpath(*module.split("."))
+            places = (base.with_suffix(".py"), base / "__init__.py")
+            self._module_files[module] = next((file for file in places if file.is_file()), None)
+        return self._module_files[module]
 
     def _source(self, file: Path, module: str) -> _Source:
         known = self._sources.get(file)
@@ -183,6 +191,9 @@ class CodeDigest:
         Raises ValueError for a module that does not exist, so that a renamed module is noticed at once.
         """
         waiting = list(modules)
+        asked = tuple(waiting)
+        if asked in self._closures:
+            return self._closures[asked]
         for module in waiting:
             if self.module_file(module) is None:
                 raise ValueError(f"no module {module} under {self.source_root}")
@@ -196,7 +207,10 @@ class CodeDigest:
                 continue
             found[module] = file
             for wanted in self._source(file, module).imports:
-                waiting.extend(self._resolve(wanted))
+                if wanted not in self._resolved:
+                    self._resolved[wanted] = tuple(self._resolve(wanted))
+                waiting.extend(self._resolved[wanted])
+        self._closures[asked] = found
         return found
 
     def closure_of_file(self, file: Path) -> tuple[list[Path], list[str]]:
@@ -221,6 +235,9 @@ class CodeDigest:
         """Digests of the compiled sources behind the named operators; comments and layout do not count."""
         if not operators:
             return {}
+        known = self._extensions.get(frozenset(operators))
+        if known is not None:
+            return known
         extension = self.root / "cuda_ext"
         every = [f for f in sorted(extension.glob("csrc/**/*")) if f.suffix in (".cpp", ".cu", ".cuh", ".h", ".hpp")]
         every = [f for f in every if "emulator" not in f.parts]
@@ -234,6 +251,7 @@ class CodeDigest:
         for file in (extension / "setup.py", *sorted((extension / "attngeo_ext").glob("*.py"))):
             if file.is_file():
                 digests[str(file.relative_to(self.root))] = self._source(file, file.stem).digest
+        self._extensions[frozenset(operators)] = digests
         return digests
 
     def explain(
@@ -279,12 +297,15 @@ class CodeDigest:
 
     def locked_versions(self) -> dict[str, str]:
         """Versions pinned in the requirements*.lock files, by lower-case name."""
+        if self._locked is not None:
+            return self._locked
         versions: dict[str, str] = {}
         for lock in sorted(self.root.glob("requirements*.lock")):
             for line in lock.read_text(encoding="utf-8").splitlines():
                 name, equals, version = line.split("#")[0].strip().partition("==")
                 if equals:
                     versions[name.strip().lower()] = version.split(";")[0].strip()
+        self._locked = versions
         return versions
 
 
