@@ -399,9 +399,7 @@ def analyze_attention_distance(
 ) -> None:
     """Attention of a Laplacian and a Gaussian kernel by distance, on queries and keys of vision models."""
     config = _preset(preset)
-    _writable(config)
-    digest = _digest(config, stamp, "attention_distance")
-    _use_threads(threads or config.resources.analyze.threads)
+    digest = _begin(config, stamp, "attention_distance", threads)
     from attngeo.jobs.attention_distance import attention_distance
 
     attention_distance(config, digest)
@@ -413,9 +411,7 @@ def analyze_attention_maps(
 ) -> None:
     """Attention maps of the preset's trained models: what the centre token takes of every token of an image."""
     config = _preset(preset)
-    _writable(config)
-    digest = _digest(config, stamp, "attention_maps")
-    _use_threads(threads or config.resources.analyze.threads)
+    digest = _begin(config, stamp, "attention_maps", threads)
     from attngeo.jobs.attention_maps import attention_maps
 
     attention_maps(config, digest)
@@ -457,9 +453,7 @@ def benchmark_edge(preset: PresetOption = "demo", stamp: StampOption = None) -> 
 def benchmark_tokens(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
     """Time and memory of one layer of every attention kind by number of tokens, and of a training step; one thread."""
     config = _preset(preset)
-    _writable(config)
-    digest = _digest(config, stamp, "benchmarks/tokens")
-    _use_threads(1)
+    digest = _begin(config, stamp, "benchmarks/tokens", threads=1)
     from attngeo.jobs.token_benchmark import token_benchmark
 
     for line in token_benchmark(config, digest):
