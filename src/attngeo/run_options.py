@@ -1,8 +1,10 @@
 """Options of single runs: how a run sheet writes them, and which ones an attention class takes; loads no torch."""
 
 import ast
+import gc
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -111,13 +113,26 @@ def _bases_first_to_last(file: Path, name: str) -> Iterator[tuple[Path, str] | N
             yield None
 
 
+@cache
+def _tree(file: Path, changed_ns: int) -> ast.Module:
+    """The syntax tree of a file as it was changed last."""
+    # A garbage collection inside of the parser runs finalizers of any package, and one that fails breaks the parser.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(file.read_text("utf-8"))
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def _classes(file: Path) -> dict[str, ast.ClassDef]:
-    return {node.name: node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ClassDef)}
+    return {node.name: node for node in _tree(file, file.stat().st_mtime_ns).body if isinstance(node, ast.ClassDef)}
 
 
 def _imported_from(file: Path) -> dict[str, tuple[str, str]]:
     """Local name -> (module, name there) of what a file imports by name."""
-    imports = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in ast.walk(_tree(file, file.stat().st_mtime_ns)) if isinstance(node, ast.ImportFrom)]
     return {alias.asname or alias.name: (node.module or "", alias.name) for node in imports for alias in node.names}
 
 

@@ -1,6 +1,7 @@
 """The bootstrap says in one line what is missing, never changes a machine unasked, and is safe in awkward folders."""
 
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -245,7 +246,7 @@ def test_a_build_that_cannot_begin_ends_the_bootstrap_and_a_failed_one_is_a_warn
     (project / "cuda_ext" / "setup.py").write_text(f"import sys\n{setup}\n")
     (project / ".venv" / "bin").mkdir(parents=True)
     (project / ".venv" / ".attngeo").mkdir()
-    executable(project / ".venv" / "bin" / "python", f'exec {sys.executable} "$@"')
+    executable(project / ".venv" / "bin" / "python", f'exec {shlex.quote(sys.executable)} "$@"')
     text = (project / "tools" / "bootstrap.sh").read_text()
     (project / "check.sh").write_text(text.replace('main "$@"', "build_extension"))
     done = subprocess.run(
