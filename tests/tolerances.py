@@ -126,9 +126,9 @@ ENDS_AFTER_A_FAILURE_S = 60.0
 EVALUATION_FLOAT64 = 1e-12
 # Pixels normalised by one mean and deviation and then by others, or in batches of another size: float32 roundings.
 EVALUATION_RENORMALISED = 1e-4
-# Peak memory of exact kernel attention, forward and backward, in units of its input (measured: 52): projections,
+# Peak memory of exact kernel attention, forward and backward, in units of its input (measured: 40): projections,
 # features, their float64 copies, gradients, at most 8 partial sums of each; the kernel alone would be 128 of them.
-EXACT_ATTENTION_PEAK_INPUTS = 64.0
+EXACT_ATTENTION_PEAK_INPUTS = 48.0
 # Softmax over 121 tokens with its weights in memory and in blocks, float32, relative to the largest number.
 FUSED_SOFTMAX_FLOAT32 = 1e-5
 # Attention masses in float64: sums of at most 400 shares below 1.

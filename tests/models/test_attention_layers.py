@@ -383,6 +383,7 @@ def test_rows_of_spatial_reduction_spread_each_cell_over_its_tokens() -> None:
 
 MEMORY_SCRIPT = """
 import ctypes, pathlib, torch
+from attngeo.evaluation.timing import return_pages
 from attngeo.layers.laplacian_exact import LaplacianExactAttention
 
 def status(field):
@@ -390,6 +391,7 @@ def status(field):
     return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
 
 torch.set_num_threads(1)
+return_pages()
 layer = LaplacianExactAttention(32, 1, backend="compiled")
 for side in (16, 64):
     x = torch.randn(1, side * side, 32)

@@ -559,6 +559,7 @@ def test_more_elements_than_32_bits_count(kind: Kind, extension: None) -> None:
 
 MEMORY_SCRIPT = """
 import ctypes, json, pathlib, sys, torch
+from attngeo.evaluation.timing import return_pages
 from tests.ops.references import KINDS
 
 def status(key):
@@ -576,6 +577,7 @@ def step(kind, form, backend, batch, heads, rows, landmarks):
     return status("VmHWM") - before
 
 torch.set_num_threads(2)
+return_pages()
 for kind in KINDS:
     for form, backend, small, large in json.loads(sys.argv[1]):
         step(kind, form, backend, *small)

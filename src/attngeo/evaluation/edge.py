@@ -11,7 +11,7 @@ import torch
 from attngeo.errors import UserError
 from attngeo.evaluation.apart import Killed, apart
 from attngeo.evaluation.macs import count
-from attngeo.evaluation.timing import LEAST_REPEATS, peak_memory_mib
+from attngeo.evaluation.timing import LEAST_REPEATS, keep_pages, peak_memory_mib, return_pages
 from attngeo.models import registry  # noqa: F401  names the models to timm
 from attngeo.ops import backend
 from attngeo.training.seeding import generator
@@ -29,6 +29,7 @@ def measure(size: str, kind: str, image_size: int, *, repeats: int, seconds: flo
     the CPU, in float32, with one thread from here on.
     """
     torch.set_num_threads(1)
+    return_pages()
     backend.forget()
     model = timm.create_model(f"softmaxformer_{size}", attention=kind, num_classes=_CLASSES, img_size=image_size).eval()
     image = torch.randn(1, 3, image_size, image_size, generator=generator(0, "edge image", image_size))
@@ -38,6 +39,7 @@ def measure(size: str, kind: str, image_size: int, *, repeats: int, seconds: flo
             model(image)
 
     memory = peak_memory_mib(forward, torch.device("cpu"))
+    keep_pages()
     taken: list[float] = []
     while len(taken) < repeats and (sum(taken) < seconds or len(taken) < LEAST_REPEATS):
         start = time.perf_counter()
