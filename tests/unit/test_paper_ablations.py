@@ -139,6 +139,19 @@ def test_a_choice_explains_by_the_rule_and_by_nothing_else(folder: Path) -> None
     assert "-12.5 to -9.0 on CIFAR-100 at 224" in caption
 
 
+def test_a_choice_of_another_kind_is_a_control_beside_its_own_defaults(folder: Path) -> None:
+    paths = write_ablation(folder, CHOICES)
+    paths += write_ablation(
+        folder, {"": (84.0, 84.5, 83.0), "init=default": (83.0, 83.5, 82.0)}, kind="softmax", residual=None
+    )
+    table = tab04_decisions.tabulate(paths)
+    control = ours(table, role="other kind").dropna(subset=["choice"]).squeeze()
+    assert (control["choice"], control["attention"]) == ("default initialisation", "softmax")
+    assert control["difference"] == pytest.approx(-1)
+    assert control["explains"] is None or math.isnan(control["explains"])
+    assert "Laplacian minus softmax: -3.8 points with the defaults" in table.caption
+
+
 def test_few_seeds_decide_nothing_and_a_failure_that_is_none_is_said_to_be(folder: Path) -> None:
     few = {options: values[:2] for options, values in CHOICES.items()}
     table = tab04_decisions.tabulate(write_ablation(folder, few))

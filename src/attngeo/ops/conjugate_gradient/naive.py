@@ -1,12 +1,11 @@
 """Conjugate gradients on the columns of the identity, in plain torch."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from attngeo.ops.backend import forward_mode
+from attngeo.ops.implicit_inverse import implicit_inverse
 from attngeo.ops.newton_schulz.naive import residual, shifted
 from attngeo.ops.precision import product
 
@@ -14,10 +13,10 @@ from attngeo.ops.precision import product
 def conjugate_gradient_inverse(W: Tensor, iterations: int, eps: float, backward: str) -> tuple[Tensor, Tensor]:
     """Inverse of W + eps I and the residual ||I - P X||_F of every matrix: [...,M,M] -> [...,M,M], [...]."""
     P = shifted(W, eps)
-    if backward == "implicit":
-        inverse = (_ForwardModeInverse if forward_mode() else _ConvergedInverse).apply(P, iterations)
-    else:
-        inverse = _last(P, iterations)
+    implicit = backward == "implicit"
+    inverse = _last(P.detach() if implicit else P, iterations)
+    if implicit:
+        inverse = implicit_inverse(P, inverse)
     return inverse, residual(P.detach(), inverse.detach())
 
 
@@ -58,36 +57,3 @@ def _quotient(a: Tensor, b: Tensor, going_on: Tensor) -> Tensor:
     """a / b of the columns that go on, 0 of the others and where b is not positive; no gradient divides by zero."""
     defined = going_on & (b > 0)
     return torch.where(defined, a / torch.where(defined, b, torch.ones_like(b)), torch.zeros_like(a))
-
-
-class _ConvergedInverse(torch.autograd.Function):
-    """X = P^-1 with the gradient dP = -X^T G X^T, exact once the iteration has converged."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(P: Tensor, iterations: int) -> Tensor:
-        return _last(P, iterations)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (X,) = ctx.saved_tensors
-        return -product(product(X.mT, gradient), X.mT), None
-
-
-class _ForwardModeInverse(_ConvergedInverse):
-    """The same with its forward-mode derivative -X dP X; apart, since torch.compile takes no function with one."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        (X,) = ctx.saved_tensors
-        return -product(product(X, tangent), X)

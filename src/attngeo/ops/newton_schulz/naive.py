@@ -1,11 +1,10 @@
 """Newton-Schulz and Cholesky inverses in plain torch."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from attngeo.ops.backend import forward_mode
+from attngeo.ops.implicit_inverse import implicit_inverse
 from attngeo.ops.precision import product
 
 
@@ -13,8 +12,7 @@ def newton_schulz_inverse(W: Tensor, iterations: int, eps: float, start: str, ba
     """Inverse of W + eps I and the residual ||I - P X||_F of every matrix: [...,M,M] -> [...,M,M], [...]."""
     P = shifted(W, eps)
     if backward == "implicit":
-        function = _ForwardModeInverse if forward_mode() else _ConvergedInverse
-        inverse = function.apply(P, W.detach(), iterations, start)
+        inverse = implicit_inverse(P, _iterate(P.detach(), W.detach(), iterations, start))
     else:
         inverse = _iterate(P, W, iterations, start)
     return inverse, residual(P.detach(), inverse.detach())
@@ -77,36 +75,3 @@ def _spectral_norm(W: Tensor) -> Tensor:
 def _reciprocal(norm: Tensor) -> Tensor:
     positive = ~(norm <= 0)  # NaN stays NaN
     return torch.where(positive, 1.0 / torch.where(positive, norm, torch.ones_like(norm)), torch.zeros_like(norm))
-
-
-class _ConvergedInverse(torch.autograd.Function):
-    """X = P^-1 with the gradient dP = -X^T G X^T, exact once the iteration has converged."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(P: Tensor, W: Tensor, iterations: int, start: str) -> Tensor:
-        return _iterate(P, W, iterations, start)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        (X,) = ctx.saved_tensors
-        return -product(product(X.mT, gradient), X.mT), None, None, None
-
-
-class _ForwardModeInverse(_ConvergedInverse):
-    """The same with its forward-mode derivative -X dP X; apart, since torch.compile takes no function with one."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        (X,) = ctx.saved_tensors
-        return -product(product(X, tangent), X)

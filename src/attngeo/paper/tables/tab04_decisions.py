@@ -59,7 +59,8 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         "Decisions of the architecture that no source settles, each changed alone against the reference, which is the "
         "Laplacian model with this project's defaults. role: replication = a choice that a failed public replication "
         "is reported to have made (its numbers are the first rows, kind public, without n and spread), further = "
-        "others. explains: a choice explains part of the failure if the mean paired "
+        "others, other kind = another attention kind; one with a choice is the control of that choice, compared with "
+        "its own kind's defaults. explains: a choice explains part of the failure if the mean paired "
         f"drop exceeds {EXPLAINS_POINTS:g} point and its 95 % interval lies above 0, with at least {EXPLAINS_SEEDS} "
         f"seeds. share: the drop in per cent of that of {TOGETHER}; shares need not add up to 100, since choices "
         f"interact. {DIFFERENCE_RULE}{_conclusion(groups)}{caption_end(inputs, finals)}"
@@ -78,16 +79,18 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
 
 def _described(group: Mapping[str, Any]) -> dict[str, Any]:
     """The words for a group of runs, its role, and whether it explains part of the failure."""
+    other = group["attention"] != BASE_KIND
     if not group["options"]:
         role = "reference" if group["is_reference"] else "other kind"
-        return {"choice": "this project's defaults" if group["attention"] == BASE_KIND else None, "role": role} | {
-            "explains": None
-        }
+        return {"choice": None if other else "this project's defaults", "role": role, "explains": None}
     together = {key: value for changes in CHOICES.values() for key, value in changes.items()}
     named = {TOGETHER: together, **CHOICES}
     name = next((name for name, changes in named.items() if changes == group["options"]), "")
+    choice = name or group["compared"]
+    if other:
+        return {"choice": choice, "role": "other kind", "explains": None}
     role = "further" if not name else "replication, all" if name == TOGETHER else "replication"
-    return {"choice": name or group["compared"], "role": role, "explains": _explains(group)}
+    return {"choice": choice, "role": role, "explains": _explains(group)}
 
 
 def _explains(group: Mapping[str, Any]) -> str:
