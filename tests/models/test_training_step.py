@@ -18,7 +18,7 @@ from attngeo.evaluation.token_sizes import FUSED_SOFTMAX, PLAIN_SOFTMAX
 from attngeo.evaluation.training_step import GOALS, KINDS, LARGEST_ERRORS, LayerSize
 from attngeo.jobs import loop_overhead
 from attngeo.ops import backend
-from attngeo.training.bare import BareStep
+from attngeo.training.bare import COST_RECIPE, BareStep
 from attngeo.training.loop import train
 from attngeo.training.seeding import reproducible, seed_everything
 
@@ -98,7 +98,7 @@ def test_the_overhead_is_what_the_loop_takes_beyond_bare_steps() -> None:
 
 def test_bare_steps_do_what_the_loop_does(tmp_path: Path) -> None:
     """With a constant rate nothing else may differ: the averaged weights are the loop's, bit for bit."""
-    recipe = replace(loop_overhead._RECIPE, batch_size=7, images_per_epoch=21, lr=1e-3, min_lr=1e-3, ema_decay=0.9)
+    recipe = replace(COST_RECIPE, batch_size=7, images_per_epoch=21, lr=1e-3, min_lr=1e-3, ema_decay=0.9)
     training, validation = loop_overhead._batches(tmp_path, recipe)
 
     def model() -> torch.nn.Module:

@@ -5,11 +5,15 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
+from attngeo.data.batches import Batches, open_batches
 from attngeo.data.beton import FIELD, HEADER, IMAGE_FIELD, INTEGER_FIELD, JPEG_MODE, RAW_MODE, REGION, SAMPLE
 
 PAGE_BYTES = 1 << 21
+COUNTS = {"a": (6, 2), "b": (5, 3)}  # training and validation images of each class in the sets of conftest.py
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def picture(seed: int, height: int = 13, width: int = 17) -> np.ndarray:
@@ -29,6 +33,27 @@ def image_folder(root: Path, counts: dict[str, tuple[int, int]], *, size: tuple[
                 Image.fromarray(picture(number, *size)).save(folder / f"{place:03d}.png")
                 number += 1
     return root
+
+
+def opened(manifest: Path, split="train", **options) -> Batches:
+    return open_batches(
+        manifest, split, **({"batch_size": 4, "seed": 3, "image_size": 32, "augment": split == "train"} | options)
+    )
+
+
+def epochs(batches: Batches, count: int = 2) -> list[Batch]:
+    found = []
+    for epoch in range(count):
+        batches.set_epoch(epoch)
+        found += [(images.clone(), labels.clone()) for images, labels in batches]
+    return found
+
+
+def assert_same(first: list[Batch], second: list[Batch]) -> None:
+    assert len(first) == len(second) > 0
+    for (images, labels), (other_images, other_labels) in zip(first, second, strict=True):
+        assert torch.equal(labels, other_labels)
+        assert torch.equal(images, other_images)
 
 
 def jpeg_bytes(pixels: np.ndarray) -> bytes:

@@ -11,8 +11,7 @@ from attngeo.data.augmentation import Augmentation, Augmenter
 from attngeo.data.transforms import Segment
 from attngeo.errors import UserError
 from tests.tolerances import UNIFORM_MEAN_ABSOLUTE
-from tests.unit.data_support import picture
-from tests.unit.test_data_batches import arrays_set, assert_same, epochs, folder_set, opened  # noqa: F401  fixtures
+from tests.unit.data_support import assert_same, epochs, opened, picture
 
 ALL = Augmentation("rand-m9-mstd0.5-inc1", 0.4, 0.6)
 EACH = (
@@ -66,13 +65,13 @@ def test_the_global_generators_are_left_as_they_were():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_batches_do_not_depend_on_the_number_of_workers(folder_set, workers):  # noqa: F811
+def test_batches_do_not_depend_on_the_number_of_workers(folder_set, workers):
     assert_same(
         epochs(opened(folder_set, augmentation=ALL)), epochs(opened(folder_set, augmentation=ALL, workers=workers))
     )
 
 
-def test_arrays_and_torch_agree_and_the_tail_is_the_tail(arrays_set):  # noqa: F811
+def test_arrays_and_torch_agree_and_the_tail_is_the_tail(arrays_set):
     options = {"augmentation": ALL, "images_per_epoch": 9}
     fast, plain = opened(arrays_set, **options), opened(arrays_set, loader="torch", **options)
     assert_same(epochs(fast, 3), epochs(plain, 3))
@@ -82,7 +81,7 @@ def test_arrays_and_torch_agree_and_the_tail_is_the_tail(arrays_set):  # noqa: F
     assert_same(straight[1:], list(plain))
 
 
-def test_the_record_says_what_was_done(folder_set):  # noqa: F811
+def test_the_record_says_what_was_done(folder_set):
     pixels = opened(folder_set, augmentation=ALL, interpolation="bicubic").describe()["pixels"]
     assert pixels.endswith(
         "bicubic with antialiasing; RandAugment rand-m9-mstd0.5-inc1; colour jitter 0.4; erased with probability 0.6"
@@ -90,7 +89,7 @@ def test_the_record_says_what_was_done(folder_set):  # noqa: F811
     assert opened(folder_set).describe()["pixels"].endswith("bilinear with antialiasing")
 
 
-def test_what_has_no_meaning_is_refused(folder_set, arrays_set):  # noqa: F811
+def test_what_has_no_meaning_is_refused(folder_set, arrays_set):
     with pytest.raises(UserError, match="timm does not understand"):
         opened(folder_set, augmentation=Augmentation(rand_augment="rand-x9"))
     with pytest.raises(UserError, match="augment is false"):

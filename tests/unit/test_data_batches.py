@@ -7,23 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from attngeo.data import embedded, ffcv_available
+from attngeo.data import ffcv_available
 from attngeo.data import manifest as manifests
-from attngeo.data.batches import Batches, open_batches
 from attngeo.data.layout import write_classes
 from attngeo.data.packing import pack
 from attngeo.errors import UserError
-from attngeo.files import read_json, sha256_file, write_json
-from tests.unit.data_support import image_folder, write_beton_by_hand
-
-COUNTS = {"a": (6, 2), "b": (5, 3)}
-Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def folder_set(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("folder")
-    return pack(image_folder(root / "images", COUNTS), root / "packed", storage="folder")
+from attngeo.files import read_json, write_json
+from tests.unit.data_support import COUNTS, assert_same, epochs, image_folder, opened, write_beton_by_hand
 
 
 @pytest.fixture(scope="module")
@@ -44,50 +34,6 @@ def beton_set(folder_set, tmp_path_factory) -> Path:
     write_classes(out / "classes.csv", raw["classes"])
     write_json(out / "manifest.json", raw)
     return out / "manifest.json"
-
-
-@pytest.fixture
-def arrays_set(tmp_path, monkeypatch) -> Path:
-    """A small embedded set of grey arrays."""
-    cache = tmp_path / "cache"
-    (cache / "fashion-mnist").mkdir(parents=True)
-    draw = np.random.default_rng(0)
-    arrays = {
-        f"{split}_images": draw.integers(0, 256, (n, 28, 28), dtype=np.uint8)
-        for split, n in (("train", 11), ("val", 5))
-    }
-    labels = {f"{split}_labels": np.arange(n, dtype=np.uint8) % 3 for split, n in (("train", 11), ("val", 5))}
-    np.savez(cache / "fashion-mnist/arrays.npz", **arrays, **labels)
-    path = cache / "fashion-mnist/arrays.npz"
-    record = {
-        "format": embedded.FORMAT,
-        "members": dict(embedded.source_of("fashion-mnist").members),
-        "files": {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}},
-    }
-    write_json(path.with_name("source.json"), record)
-    monkeypatch.setenv("ATTNGEO_CACHE", str(cache))
-    return pack("fashion-mnist", tmp_path / "packed")
-
-
-def opened(manifest: Path, split="train", **options) -> Batches:
-    return open_batches(
-        manifest, split, **({"batch_size": 4, "seed": 3, "image_size": 32, "augment": split == "train"} | options)
-    )
-
-
-def epochs(batches: Batches, count: int = 2) -> list[Batch]:
-    found = []
-    for epoch in range(count):
-        batches.set_epoch(epoch)
-        found += [(images.clone(), labels.clone()) for images, labels in batches]
-    return found
-
-
-def assert_same(first: list[Batch], second: list[Batch]) -> None:
-    assert len(first) == len(second) > 0
-    for (images, labels), (other_images, other_labels) in zip(first, second, strict=True):
-        assert torch.equal(labels, other_labels)
-        assert torch.equal(images, other_images)
 
 
 @pytest.mark.parametrize("images_per_epoch", [None, 9])

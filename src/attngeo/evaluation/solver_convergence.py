@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attngeo.evaluation.layer_inputs import layer_inputs
 from attngeo.layers.attention import pool_grid
 from attngeo.ops import laplacian_kernel, newton_schulz_inverse, spd_inverse
 from attngeo.ops.conjugate_gradient.naive import iterates
@@ -55,20 +56,11 @@ def matrices_of_condition(count: int, size: int, seed: int, eps: float, conditio
 
 def trained_landmark_matrices(model: nn.Module, images: Tensor) -> list[Tensor]:
     """The matrices that a model's solvers invert for these images, one tensor [count, M, M] a layer."""
-    found: list[Tensor] = []
-
-    def catch(layer: nn.Module, arguments: tuple[Tensor, tuple[int, int]]) -> None:
-        x, grid = arguments
-        found.append(layer.landmark_matrix(x, grid).flatten(0, -3))  # type: ignore[operator]
-
     layers = [layer for layer in model.modules() if hasattr(layer, "landmark_matrix")]
-    hooks = [layer.register_forward_pre_hook(catch) for layer in layers]
-    try:
-        with torch.inference_mode():
-            model.eval()(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.inference_mode():
+        found = [
+            layer.landmark_matrix(x, grid).flatten(0, -3) for layer, x, grid in layer_inputs(model, layers, images)
+        ]
     return [matrix.clone() for matrix in found]
 
 

@@ -13,8 +13,7 @@ from attngeo.evaluation.timing import Call, interleaved, processor_time
 from attngeo.models import registry  # noqa: F401  names the models to timm
 from attngeo.models.sizes import PYRAMID_SIZES
 from attngeo.ops import backend
-from attngeo.training.bare import BareStep
-from attngeo.training.recipe import Recipe
+from attngeo.training.bare import COST_RECIPE, BareStep
 from attngeo.training.seeding import generator, seed_everything
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes a line at every start and stop
@@ -27,22 +26,6 @@ OWN_OPERATORS, FUSED_SOFTMAX = "attngeo::", "scaled_dot_product"  # in the names
 # Kinds with operators of their own, and softmax, whose share of them is 0.
 KERNEL_KINDS, CONTROL = ("laplacian", "gaussian"), "softmax"
 _STEP = "training step"
-# A step costs the same whatever these are; the rate leaves the weights nearly as they were drawn.
-_RECIPE = Recipe(
-    epochs=1,
-    images_per_epoch=None,
-    batch_size=1,
-    eval_batch_size=1,
-    lr=1e-6,
-    min_lr=0.0,
-    warmup_epochs=0.0,
-    weight_decay=0.05,
-    clip_grad=1.0,
-    ema_decay=0.99,
-    label_smoothing=0.1,
-    drop_path=0.0,
-    image_size=1,
-)
 
 
 def measure(size: str, images: int, *, repeats: int, seconds: float) -> list[Row]:
@@ -103,7 +86,7 @@ def _step(size: str, kind: str, form: str, images: int) -> Call:
     seed_everything(0)
     options = {"attention_options": {"backend": "naive"}} if form == NAIVE else {}
     model = timm.create_model(f"softmaxformer_{size}", attention=kind, num_classes=CLASSES, img_size=pixels, **options)
-    step = BareStep(model, _RECIPE)
+    step = BareStep(model, COST_RECIPE)
     batch = torch.randn(images, 3, pixels, pixels, generator=generator(0, "step share"))
     labels = torch.arange(images) % CLASSES
     return lambda: step(batch, labels)

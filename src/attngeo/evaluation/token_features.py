@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attngeo.errors import UserError
+from attngeo.evaluation.layer_inputs import layer_inputs
 from attngeo.layers.attention import Grid
 from attngeo.layers.kernel_attention import KernelAttention
 from attngeo.layers.softmax import SoftmaxAttention
@@ -35,20 +36,8 @@ class TokenLayer:
 
 def stage_inputs(model: nn.Module, images: Tensor) -> list[tuple[Any, Tensor, Grid]]:
     """The last attention layer of every stage of a pyramid with what it is given: tokens [B, N, C] and their grid."""
-    found: list[tuple[Any, Tensor, Grid]] = []
-
-    def catch(layer: nn.Module, arguments: tuple[Tensor, Grid]) -> None:
-        found.append((layer, *arguments))
-
     layers = [stage.blocks[-1].attention for stage in model.stages]  # type: ignore[union-attr]
-    hooks = [layer.register_forward_pre_hook(catch) for layer in layers]
-    try:
-        with torch.inference_mode():
-            model.eval()(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
+    return layer_inputs(model, layers, images)
 
 
 def trained_layers(model: nn.Module, images: Tensor) -> list[TokenLayer]:

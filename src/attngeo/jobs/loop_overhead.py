@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from attngeo.data.batches import Batches, open_batches
 from attngeo.data.packing import pack
 from attngeo.models import registry  # noqa: F401  names the models to timm
-from attngeo.training.bare import BareStep
+from attngeo.training.bare import COST_RECIPE, BareStep
 from attngeo.training.loop import train
 from attngeo.training.recipe import Recipe
 from attngeo.training.seeding import numpy_generator, reproducible, seed_everything
@@ -28,24 +28,6 @@ from attngeo.training.seeding import numpy_generator, reproducible, seed_everyth
 Row = dict[str, Any]
 
 CLASSES = 10
-# As config/recipes/micro.yaml; an epoch is what is timed at a time.
-_RECIPE = Recipe(
-    epochs=1,
-    images_per_epoch=None,
-    batch_size=64,
-    eval_batch_size=64,
-    max_eval_images=1,
-    lr=3e-3,
-    min_lr=1e-5,
-    warmup_epochs=0.0,
-    weight_decay=0.05,
-    clip_grad=1.0,
-    ema_decay=0.99,
-    label_smoothing=0.1,
-    drop_path=0.0,
-    image_size=32,
-    augment=False,
-)
 
 
 def measure(size: str, batch: int, steps: int, *, repeats: int) -> list[Row]:
@@ -57,7 +39,7 @@ def measure(size: str, batch: int, steps: int, *, repeats: int) -> list[Row]:
     `loop_overhead` is the median of (loop - bare) / bare over the pairs.
     """
     torch.set_num_threads(1)
-    recipe = replace(_RECIPE, batch_size=batch, images_per_epoch=batch * steps)
+    recipe = replace(COST_RECIPE, batch_size=batch, images_per_epoch=batch * steps)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         training, validation = _batches(folder, recipe)

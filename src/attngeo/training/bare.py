@@ -9,6 +9,24 @@ from torch.nn.utils import clip_grad_norm_
 from attngeo.training.optimization import make_average, make_optimizer
 from attngeo.training.recipe import Recipe
 
+# Of a step whose cost is asked for and not what it learns: the rate leaves the weights nearly as they were drawn.
+COST_RECIPE = Recipe(
+    epochs=1,
+    images_per_epoch=None,
+    batch_size=64,
+    eval_batch_size=64,
+    max_eval_images=1,
+    lr=1e-6,
+    min_lr=0.0,
+    warmup_epochs=0.0,
+    weight_decay=0.05,
+    clip_grad=1.0,
+    ema_decay=0.99,
+    label_smoothing=0.1,
+    drop_path=0.0,
+    image_size=32,
+)
+
 
 class BareStep:
     """Forward and backward pass, clipping, update and average of the weights, as `Run` takes them with a recipe.
