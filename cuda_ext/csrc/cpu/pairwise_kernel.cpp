@@ -74,6 +74,9 @@ class Ahead {
 
   bool done() const { return line_ >= end_ && rows_ <= 1; }
 
+  // Lines left, at most.
+  int64_t lines() const { return rows_ * (width_ / 64 + 1); }
+
  private:
   uintptr_t row_ = 0, line_ = 0, end_ = 0;
   int64_t stride_ = 0, width_ = 0, rows_ = 0;
@@ -84,6 +87,7 @@ struct Route {
   Ahead first, second;
 
   Ahead& next() { return first.done() ? second : first; }
+  int64_t lines() const { return first.lines() + second.lines(); }
 };
 
 // A matrix whose elements are broadcast: element (i, depth) at data[i * row + depth * column].
@@ -290,15 +294,17 @@ struct Weights {
   int64_t row_stride, landmark_stride;
 };
 
-// kGradientRows rows of q, to be multiplied by `factor`, and their gradients, to be set or added to.
+// kGradientRows rows of q, to be multiplied by `factor`, and their gradients, to be set or added to; lines are fetched
+// for one landmark in `between` + 1, a power of two.
 template <typename T>
 struct GradientRows {
   const T* q;
   T* grad;
   T factor;
   bool add;
+  int64_t between;
 
-  GradientRows from(int64_t channel) const { return {q + channel, grad + channel, factor, add}; }
+  GradientRows from(int64_t channel) const { return {q + channel, grad + channel, factor, add, between}; }
 };
 
 // kGradientRows rows and Vectors of channels: the rows and their gradients stay in registers while the landmarks and
@@ -318,8 +324,10 @@ inline void gradient_tile(Weights<T> weights, GradientRows<T> rows, const T* k, 
   }
   Ahead &one = route.next(), &other = later.next();
   for (int64_t m = 0; m < landmarks; ++m) {
-    one.step();
-    other.step();
+    if ((m & rows.between) == 0) {
+      one.step();
+      other.step();
+    }
     Vector<T> landmark[Vectors], grad[Vectors];
 #pragma GCC unroll 4
     for (int j = 0; j < Vectors; ++j) {
@@ -383,8 +391,8 @@ class GradientBlock {
   // Adds what kGradientRows rows from `first` on give for some landmarks, the first ones of all or not; rows past the
   // end have weight 0.
   void add(int64_t first, Weights<T> weights, const T* prepared, T* share, int64_t landmarks, bool first_landmarks,
-           Route& route, Route& later) {
-    const GradientRows<T> rows{q_ + first * stride_, grad_ + first * stride_, factor_, !first_landmarks};
+           Route& route, Route& later, int64_t between = 0) {
+    const GradientRows<T> rows{q_ + first * stride_, grad_ + first * stride_, factor_, !first_landmarks, between};
     if constexpr (kind == kGaussian) {
       gradient_rows<T, Slope::kDifference>(weights, rows, prepared, share, landmarks, stride_, route, later);
     } else if (large_) {
@@ -392,6 +400,13 @@ class GradientBlock {
     } else {
       gradient_rows<T, Slope::kSign>(weights, rows, prepared, share, landmarks, stride_, route, later);
     }
+  }
+
+  // How many landmarks may pass between two fetches so that the lines of all rows with these landmarks are fetched: a
+  // burst of fetches would wait for memory, where an even flow does not.
+  int64_t between(int64_t landmarks, int64_t lines) const {
+    const int64_t tiles = stride_ / kWidth<T> / kGradientVectors, steps = rows_ / kGradientRows * tiles * landmarks;
+    return steps >= 2 * lines ? 1 : 0;
   }
 
   // After `landmarks` of them in all.
@@ -626,6 +641,7 @@ void backward(const T* grad, const T* kernel, const T* q, const T* prepared, T f
         rest = {{grad_q + row * channels, channels, channels, rows_here},
                 next_rows(q + (row + rows_here) * channels, channels)};
       }
+      const int64_t between = block.between(landmarks, std::max(inputs.lines(), rest.lines()));
       // Rows of one block of all landmarks follow each other, and so do their weights.
       const bool dense = landmarks == all;
       const int64_t row_stride = dense ? all : kBlockLandmarks;
@@ -642,7 +658,7 @@ void backward(const T* grad, const T* kernel, const T* q, const T* prepared, T f
         }
         std::fill(weights + count * row_stride, weights + kGradientRows * row_stride, T(0));
         block.add(first, {weights, row_stride, 1}, prepared + landmark * stride, share_k + landmark * stride,
-                  landmarks, landmark == 0, inputs, rest);
+                  landmarks, landmark == 0, inputs, rest, between);
       }
     }
     block.finish(all);

@@ -15,7 +15,8 @@ Clock = Callable[[Call, int], float]  # seconds that so many calls take
 
 LEAST_REPEATS = 3
 SAMPLE_S = 2e-3  # a sample lasts at least this long, so that reading the clock does not count
-WARMED_S = 0.1  # a call shorter than this is made once before each sample, to find its data where it would leave them
+WARMED_S = 0.1  # a call shorter than this is warmed up before each sample, to find its data where it would leave them
+WARM_UP_S = 1e-2  # one call does not bring back data that nearly fill the last cache
 _KEPT_BYTES = 2**31 - 1
 _RETURNED_BYTES = 2**16
 _NEVER_TRIMMED = -1
@@ -74,22 +75,22 @@ def interleaved(
 
     A call is sampled `repeats` times, or less often once its samples have taken `seconds`, but `LEAST_REPEATS` times
     if one sample is not longer than that by itself. No sample is charged for what the contestant before it left in the
-    caches: a short call is made once, untimed, before each of its samples.
+    caches: a short call is made, untimed, for `WARM_UP_S` before each of its samples.
     """
-    counts, short = {}, set()
+    counts, warm_ups = {}, dict.fromkeys(calls, 0)
     for name, call in calls.items():
         clock(call, 1)  # the first call loads code and takes memory
         once = clock(call, 1)
         counts[name] = max(1, math.ceil(sample_s / max(once, 1e-7)))
         if once < WARMED_S:
-            short.add(name)
+            warm_ups[name] = max(1, math.ceil(WARM_UP_S / max(once, 1e-7)))
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
             spent = sum(samples[name]) * counts[name]
             least = LEAST_REPEATS if not samples[name] or samples[name][0] * counts[name] <= seconds else 1
             if spent < seconds or len(samples[name]) < least:
-                if name in short:
+                for _ in range(warm_ups[name]):
                     call()
                 samples[name].append(clock(call, counts[name]) / counts[name])
     return {
