@@ -137,3 +137,48 @@ MASSES_FLOAT64 = 1e-12
 MATCHED_SIMILARITY_RELATIVE = 1e-6
 # Rows far from every landmark in float32, relative to the largest number: their weights are 0, 1 or an equal share.
 FAR_ROWS_FLOAT32 = 5e-6
+# Peak memory of a step of softmax attention, in units of the N x N weights: scores, weights, and what is freed late.
+FLOW_PEAK_PAIRS = 4.0
+# L-BFGS stops at a gradient of 1e-8; the smallest curvature of the kinetic energy is about step * pi^2 = 0.1.
+STATIONARY_DISTANCE = 3e-7
+# Order 4 with step 1/8 on a flow with rates up to about 2.
+CLUSTERING_TIME_RELATIVE = 1e-5
+# The same with step 1/4, 16 times as much.
+CLUSTERING_TIME_COARSE = 1e-4
+# First-order perturbation theory at epsilon 1.25e-5: the field of E is weak, the next order is 400 epsilon.
+PREDICTED_RESPONSE_RELATIVE = 2e-2
+# A potential of the planted family fitted to paths that obey it, float64, with a ridge of 1e-10 of the mean eigenvalue.
+FITTED_PATH = 1e-5
+# A potential fitted to random walks by validated ridge: what it learns from noise costs other walks at most 5 %.
+NO_WORSE_THAN_FREE = 1.05
+# Norms that the library computes in float32 inside of a float64 model, three layers deep, states of size 1.
+FLOAT32_STREAM = 1e-5
+# Means over 1600 isotropic steps whose share has a standard deviation below 0.15: 4 standard errors.
+RANDOM_WALK_MEAN = 0.015
+# A block's output in a float32 model against its walk in float64: sums of at most 64 terms.
+WALK_IDENTITY_FLOAT32 = 1e-4
+# Queries and keys in float64 where the library turns or norms them in float32 (Gemma, ModernBERT, Qwen3).
+FLOAT32_INSIDE_FLOAT64 = 1e-6
+# Maps by a float64 softmax against the library's, whose softmax is float32.
+FLOAT32_SOFTMAX_MAPS = 1e-6
+# Queries and keys of 100 positions whose angles the library rounds to float32, times vectors of size 1.
+ROTARY_FLOAT32_ANGLES = 2e-5
+# A text in a padded batch and alone, float64: sums of products in another order, through three layers.
+PADDED_BATCH_FLOAT64 = 1e-11
+# Standard deviation of a parameter of 500 or more numbers, drawn twice: a relative error of 1/sqrt(2 n), four times.
+UNTRAINED_SPREAD = 0.2
+# The estimate of a window's memory counts copies that not all families make.
+WINDOW_MEMORY = 4.0
+# Deviations of rotated or rescaled singular values from their mean, float64: rounding of values of one size.
+ROTATED_SPECTRUM = 1e-7
+# A sampled mean lies within 5 of its standard errors (chance of more: 6e-7 a comparison).
+SAMPLED_MEAN_ERRORS = 5.0
+# pi P against pi for walks of up to 23 tokens whose linear system is conditioned up to 1e4, float64.
+STATIONARY_LAW = 1e-10
+# Coverage of 95 % intervals in 2000 samples: standard error 0.5 %, and 1.5 % that a bootstrap of 12 to 32 skewed values
+# may lack.
+BOOTSTRAP_COVERAGE = 0.03
+# Ends of an interval from 4 000 resamples against SciPy's from 20 000, in widths: the error of a 2.5 % quantile.
+BOOTSTRAP_AGAINST_SCIPY = 0.05
+# Ends of an interval of numbers below 100 after a shift and a scale, float64; equal means may be ordered anew.
+BOOTSTRAP_EQUIVARIANCE = 1e-9

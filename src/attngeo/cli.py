@@ -261,6 +261,42 @@ def train(
         typer.echo(f"{run_id}: top-1 {final['accuracy']:.2f} % of {final['n_eval']} images in {final['wall_s']:.0f} s")
 
 
+@app.command("train-decoder")
+def train_decoder(
+    name: Annotated[str, typer.Argument(help="Size and seed, such as 300k-s0; those that the preset's decoders make.")],
+    preset: PresetOption = "study",
+    stamp: StampOption = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Train one of our own decoders on the preset's texts; started again after a kill, it goes on from there.
+
+    Writes results/PRESET/decoders/NAME/step*/, a model folder for every kept step: config.json, model.safetensors,
+    tokenizer, and source.json with size, step, seed and losses. `decoders` in the preset's config.yaml says which.
+    """
+    config = _preset(preset)
+    config.decoder_run(name)
+    _writable(config)
+    wanted = config.resources.train
+    if threads not in (None, wanted.threads):
+        raise UserError(
+            f"{name} is planned for {wanted.threads} threads and got {threads}: its bits would differ",
+            f"give snakemake --cores {wanted.threads} or more, or set resources.train.threads in config.yaml",
+        )
+    if wanted.device == "cuda":
+        from attngeo.gpu_lease import lease_gpu
+
+        lease_gpu()
+    _use_threads(wanted.threads)
+    digest = _digest(config, stamp, f"decoders/{name}")
+    from attngeo.jobs.decoders import train_decoder as run_job
+
+    final = run_job(config, name, digest, threads=wanted.threads)
+    typer.echo(
+        f"{name}: {final['non_embedding_parameters']:,} parameters, {final['parameters']:,} with the embedding; "
+        f"perplexity {final['perplexity']:.2f} a byte of {final['n_eval']} held-out bytes in {final['wall_s']:.0f} s"
+    )
+
+
 @app.command()
 def evaluate(
     target: Annotated[str, typer.Argument(help="A run of the preset, a run's folder, or (with --model) a checkpoint.")],
@@ -354,31 +390,154 @@ def export(
 
 @analyze_app.command("connection-walk")
 def analyze_connection_walk(
-    model: Annotated[str, typer.Argument(help="A language or vision model of the preset's config.yaml.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A model id of the preset; or ./FOLDER, FILE.gguf, OWNER/NAME on the Hugging Face hub."),
+    ],
     preset: PresetOption = "demo",
     stamp: StampOption = None,
     threads: ThreadsOption = None,
+    text: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--text", help="A text file or a folder of .txt files, in place of the embedded texts."),
+    ] = None,
+    revision: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--revision", help="Commit, tag or branch of a hub name."),
+    ] = None,
+    dtype: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--dtype", help="Round the weights to this precision first: float32, bfloat16, float16."),
+    ] = None,
+    windows: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--windows", min=1, help="Windows of text, or photographs, to run. [default: 8]"),
+    ] = None,
+    window_tokens: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--window-tokens", min=4, help="Tokens of a window. [default: 128]"),
+    ] = None,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Only what needs no text, one layer in memory at a time.")
+    ] = False,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", help="Records; a CSV lies beside. [default: results/connection_walk/ID.json]"),
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Never touch the network.")] = False,
 ) -> None:
-    """Transports, effective graphs and identities of one pretrained model, with shape-matched nulls."""
-    config = _preset(preset)
-    if model not in config.analysed_models:
-        raise UserError(f"preset {preset} has no model {model!r}", f"use one of: {', '.join(config.analysed_models)}")
-    digest = _begin(config, stamp, f"connection_walk/{model}", threads)
-    from attngeo.jobs.connection_walk import connection_walk
+    """Transports, effective graphs and identities of one pretrained model, with shape-matched nulls.
 
-    connection_walk(config, model, digest)
+    MODEL alone, if the preset lists it, is measured as the preset says, into results/PRESET/analyses. With any of
+    --text to --out, or if it is a folder, a file or a hub name, it is measured for itself.
+    """
+    if offline:
+        os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "ATTNGEO_OFFLINE"), "1")
+    own = [text, revision, dtype, windows, window_tokens, weights_only or None, out]
+    config = _preset(preset) if (Path.cwd() / "config").is_dir() or stamp is not None else None
+    listed = config is not None and model in config.analysed_models
+    if config is not None and listed and own.count(None) == len(own):
+        digest = _begin(config, stamp, f"connection_walk/{model}", threads)
+        from attngeo.jobs.connection_walk import connection_walk
+
+        connection_walk(config, model, digest)
+        return
+    if stamp is not None:
+        raise UserError(
+            f"--stamp is of a model of preset {preset} as the preset measures it, and {model} is measured for itself",
+            "leave out --stamp, or every option from --text to --out",
+        )
+    if not listed and not Path(model).exists() and "/" not in model and not model.endswith(".gguf"):
+        known = [] if config is None else list(config.analysed_models)
+        raise UserError(
+            f"{model!r} is no model of preset {preset}, no folder, no GGUF file and no hub name",
+            f"use one of {', '.join(known) or 'its models in the folder of the project'}, ./FOLDER, FILE.gguf or "
+            "OWNER/NAME",
+        )
+    _use_threads(threads or len(os.sched_getaffinity(0)))
+    from attngeo.config import ConnectionWalkConfig
+    from attngeo.jobs import single_model, sources
+
+    given = {"windows": windows, "window_tokens": window_tokens}
+    measured = single_model.measure(
+        sources.model_folder(config, config.analysed_models[model]) if config is not None and listed else model,
+        settings=ConnectionWalkConfig(**{key: value for key, value in given.items() if value is not None}),
+        model_id=model if listed else None,
+        texts=text,
+        revision=revision,
+        dtype=dtype,
+        offline=offline,
+        weights_only=weights_only,
+        out=out,
+    )
+    single_model.print_summary(measured)
+
+
+@analyze_app.command("connection-walk-runs")
+def analyze_connection_walk_runs(
+    preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None
+) -> None:
+    """The connection walk of the preset's trained models that feed figure 10, by attention kind."""
+    config = _preset(preset)
+    digest = _begin(config, stamp, "connection_walk_runs", threads)
+    from attngeo.jobs.connection_walk_runs import connection_walk_runs
+
+    connection_walk_runs(config, digest)
 
 
 @analyze_app.command("variational")
 def analyze_variational(
-    preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="A model id of the preset, ./FOLDER, or OWNER/NAME on the hub; without it, the flows."),
+    ] = None,
+    runs: Annotated[bool, typer.Option("--runs", help="The trained runs that feed fig17 instead.")] = False,
+    preset: PresetOption = "demo",
+    stamp: StampOption = None,
+    threads: ThreadsOption = None,
 ) -> None:
-    """Tangency, energy balance, first variation and Euler-Lagrange residual of attention flows on the sphere."""
+    """Tangency, energy balance, first variation and Euler-Lagrange residual of attention flows on the sphere.
+
+    With MODEL or --runs: hidden states by depth as paths on the sphere, step sizes, tangential share, Euler-Lagrange
+    residuals and curvature beside untrained networks, random walks and shuffled depth. A model that the preset does not
+    list is measured with the preset's settings and texts into results/trajectories/ID.json and .csv.
+    """
     config = _preset(preset)
+    if model is not None or runs:
+        _analyze_trajectories(config, model, runs, stamp, threads)
+        return
     digest = _begin(config, stamp, "variational", threads)
     from attngeo.jobs.variational import variational
 
     variational(config, digest)
+
+
+def _analyze_trajectories(
+    config: "Preset", model: str | None, runs: bool, stamp: Path | None, threads: int | None
+) -> None:
+    if model is not None and runs:
+        raise UserError(f"{model!r} and --runs are two analyses", "ask for one at a time")
+    listed = model in config.analysed_models
+    if model is not None and not listed and not Path(model).is_dir() and "/" not in model:
+        raise UserError(
+            f"{model!r} is no model of preset {config.name}, no folder and no hub name",
+            f"use one of {', '.join(config.analysed_models) or 'the models of another preset'}, ./FOLDER or OWNER/NAME",
+        )
+    if model is None or listed:
+        digest = _begin(config, stamp, "own_trajectories" if model is None else f"trajectories/{model}", threads)
+    else:
+        _writable(config)
+        _use_threads(threads or config.resources.analyze.threads)
+    from attngeo.jobs import trajectories as job
+
+    if model is None:
+        answers = job.own_trajectories(config, digest)
+    elif listed:
+        answers = job.trajectories(config, model, digest)
+    else:
+        answers = job.single_trajectories(config, model)
+    for line in answers:
+        typer.echo(line)
 
 
 @analyze_app.command("injectivity")

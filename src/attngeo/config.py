@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
 from pydantic import (
@@ -42,6 +42,7 @@ from attngeo.run_options import (
     options_text,
     parse_options,
 )
+from attngeo.training.language_recipe import LanguageRecipe
 from attngeo.training.recipe import Recipe
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]*")
@@ -49,6 +50,7 @@ SOLVER_KIND = "laplacian"
 _SHOWN = {"figures": FIGURES, "tables": TABLES}  # by the key that lists them
 _OPTIONAL_COLUMNS = ("attention", "options")
 DISTANCE_KINDS = ("softmax", "gaussian", "laplacian", "laplacian_exact")  # they compare queries with keys
+WALK_KINDS = (*DISTANCE_KINDS, "linear_injective", "riemannian")  # rows times values of the tokens, linear in them
 _RESERVED = ("recipes", "embedded", "logs", "mlflow-artifacts")  # folders that are there already
 
 
@@ -89,6 +91,49 @@ class LanguageModelConfig(_Strict):
 
     id: Identifier
     source: str = Field(description="'embedded', 'hub:NAME' or 'hub:NAME@REVISION', or a local Hugging Face folder")
+
+
+class DecoderCheckpoint(LanguageModelConfig):
+    """One of our own decoders as it is after `step` steps of its training `run`; made by the preset itself."""
+
+    run: Identifier
+    step: int
+
+
+class DecoderSize(_Strict):
+    """Shape of one size of our own decoder family."""
+
+    layers: int = Field(ge=1)
+    width: int = Field(ge=2, description="of the residual stream; heads share it evenly, each an even number")
+    heads: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _even_heads(self) -> "DecoderSize":
+        if self.width % (2 * self.heads):
+            raise ValueError(f"{self.heads} heads do not share a width of {self.width} in even parts")
+        return self
+
+
+class DecoderRun(NamedTuple):
+    """One training of our own decoder family."""
+
+    size: str
+    seed: int
+
+
+class DecodersConfig(_Strict):
+    """Our own decoder family: every size trained with every seed on the preset's texts, each kept step analysed."""
+
+    sizes: dict[Identifier, DecoderSize] = Field(min_length=1, description="by the name that stands in the models' ids")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1), min_length=1)
+    training: LanguageRecipe
+
+    @field_validator("seeds")
+    @classmethod
+    def _different(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("a seed is given twice")
+        return value
 
 
 class Resources(_Strict):
@@ -140,6 +185,16 @@ class VariationalConfig(_Strict):
     seeds: tuple[int, ...] = (0, 1, 2)
     tokens: int = Field(8, ge=2)
     dimension: int = Field(4, ge=2)
+
+
+class TrajectoriesConfig(_Strict):
+    """How many hidden states are measured as paths on the sphere; the runs that feed fig17 are measured too."""
+
+    windows: int = Field(8, ge=1, description="without 6 or more there are no intervals")
+    window_tokens: int = Field(64, ge=4)
+    tokens: int = Field(32, ge=2, description="tokens of a window or an image that are measured, evenly spread")
+    images: int = Field(8, ge=1)
+    inits: int = Field(3, ge=1, description="untrained networks of the same shape, each on every window")
 
 
 class InjectivityConfig(_Strict):
@@ -370,8 +425,10 @@ class PresetFile(_Strict):
     language_models: tuple[LanguageModelConfig, ...] = ()
     vision_models: tuple[LanguageModelConfig, ...] = ()
     texts: str = Field("embedded", description="'embedded', or a folder of .txt files")
+    decoders: DecodersConfig | None = Field(None, description="without it, no decoders of our own are trained")
     connection_walk: ConnectionWalkConfig = ConnectionWalkConfig()
     variational: VariationalConfig = VariationalConfig()
+    trajectories: TrajectoriesConfig = TrajectoriesConfig()
     injectivity: InjectivityConfig = InjectivityConfig()
     attention_distance: AttentionDistanceConfig = AttentionDistanceConfig()
     attention_maps: AttentionMapsConfig = AttentionMapsConfig()
@@ -441,9 +498,52 @@ class Preset(PresetFile):
         return [row for row in self.runs if target in row.feeds]
 
     @cached_property
+    def decoder_runs(self) -> dict[str, DecoderRun]:
+        """Trainings of our own decoders by name, <size>-s<seed>."""
+        family = self.decoders
+        runs = [DecoderRun(size, seed) for size in family.sizes for seed in family.seeds] if family else []
+        return {f"{run.size}-s{run.seed}": run for run in runs}
+
+    def decoder_run(self, name: str) -> DecoderRun:
+        """The training of that name; UserError naming those there are."""
+        if name not in self.decoder_runs:
+            raise UserError(
+                f"preset {self.name} trains no decoder {name!r}",
+                f"use one of: {', '.join(self.decoder_runs)}"
+                if self.decoder_runs
+                else f"add decoders to config/{self.name}/config.yaml, or take the preset study",
+            )
+        return self.decoder_runs[name]
+
+    @cached_property
+    def decoder_models(self) -> tuple[DecoderCheckpoint, ...]:
+        """Our own decoders at every step that their trainings keep."""
+        return tuple(
+            DecoderCheckpoint(
+                id=f"decoder-{run}-step{step}",
+                source=f"results/{self.name}/decoders/{run}/step{step}",
+                run=run,
+                step=step,
+            )
+            for run in self.decoder_runs
+            for step in self.decoder_steps
+        )
+
+    @property
+    def decoder_steps(self) -> tuple[int, ...]:
+        """Steps that every training of our own decoders keeps."""
+        return self.decoders.training.kept_steps if self.decoders else ()
+
+    def walk_settings(self, model: LanguageModelConfig) -> ConnectionWalkConfig:
+        """How much a model is measured on; the windows of our own decoders are as long as their context."""
+        if self.decoders and isinstance(model, DecoderCheckpoint):
+            return self.connection_walk.model_copy(update={"window_tokens": self.decoders.training.context})
+        return self.connection_walk
+
+    @cached_property
     def analysed_models(self) -> dict[str, LanguageModelConfig]:
-        """Language and vision models by id."""
-        return {model.id: model for model in (*self.language_models, *self.vision_models)}
+        """Language models, our own decoders among them, and vision models by id."""
+        return {model.id: model for model in (*self.language_models, *self.decoder_models, *self.vision_models)}
 
 
 def _options(values: Sequence[str], given: object = "") -> str:
@@ -689,12 +789,26 @@ def _check_solver_runs(preset: Preset, file: str) -> None:
 
 
 def _check_looked_into(preset: Preset, sheet: str) -> None:
-    """Runs of fig1 have queries and keys; fig8 has one run a data set and kind."""
+    """Runs of fig1 have queries and keys, those of fig10 a walk; fig8 has one run a data set and kind, fig10 seeds."""
     for row in preset.runs_that_feed("fig1"):
         if not set(kinds_in(row.attention_kind)) <= set(DISTANCE_KINDS):
             raise UserError(
                 f"{sheet}, run {row.run_id!r}: fig1 cannot show attention {row.attention_kind!r}",
                 f"let runs of these kinds feed it: {', '.join(DISTANCE_KINDS)}",
+            )
+    walked: dict[tuple[str, str], RunRow] = {}
+    for row in preset.runs_that_feed("fig10"):
+        if not set(kinds_in(row.attention_kind)) <= set(WALK_KINDS):
+            raise UserError(
+                f"{sheet}, run {row.run_id!r}: fig10 cannot show attention {row.attention_kind!r}",
+                f"let runs of these kinds feed it: {', '.join(WALK_KINDS)}",
+            )
+        other = walked.setdefault((row.dataset, row.attention_kind), row)
+        if any(getattr(row, key) != getattr(other, key) for key in ("model", "recipe", "options")):
+            raise UserError(
+                f"{sheet}: runs {other.run_id!r} and {row.run_id!r} of one data set and attention kind feed fig10 and "
+                "differ in more than their seed",
+                "let only one of them feed it",
             )
     shown: dict[tuple[str, str], str] = {}
     for row in preset.runs_that_feed("fig8"):

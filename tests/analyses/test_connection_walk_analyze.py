@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from attngeo.connection_walk import COLUMNS, analysis, analyze
+from attngeo.connection_walk import COLUMNS, analysis, analyze, measurements
 from attngeo.connection_walk.stationarity import first_token_share
 from attngeo.connection_walk.transport import isometry_score
 from attngeo.errors import UserError
@@ -27,25 +27,52 @@ from tests.tolerances import (
 
 NETWORKS = {"trained", "random_init", "shuffled_tokens"}
 NULLS = {"null", "excess", "null_same_gain", "excess_same_gain"}
-CONTROLS = {
-    "first_token_share": NETWORKS,
+UNTRAINED = {"trained", "random_init"}
+CHANGES = {
     "graph_change": NETWORKS | {"depth_shuffled"},
     "graph_change_trend": NETWORKS | {"depth_shuffled"},
-    "identity_error": {"trained", "float64_softmax"},
-    "isometry_score": {"trained", "random_init"} | NULLS,
-    "connection_laplacian_error": {"trained", "conditions_hold"},
-    "last_layer_similarity": NETWORKS,
-    "parameters": {"trained"},
-    "reversibility_defect": NETWORKS,
     "row_jensen_shannon": NETWORKS,
-    "spectral_gap": NETWORKS,
-    "stochasticity_defect": NETWORKS,
     "subspace_angle": NETWORKS,
-    "transport_gain_variation": {"trained", "null", "null_same_gain"},
-    "transport_isometry_score": {"trained", "uniform_attention"} | NULLS,
 }
-CONTROLS_OF_DECODERS = CONTROLS | {"reversibility_defect": NETWORKS | {"symmetrised"}}
-CONTROLS_OF_ENCODERS = CONTROLS | {"reversibility_defect_without_first_token": NETWORKS}
+GRAPHS = CHANGES | {
+    "gate_entropy": NETWORKS | {"uniform_attention"},
+    "last_layer_similarity": NETWORKS | {"uniform_attention"},
+    "spectral_gap": NETWORKS | {"uniform_attention"},
+    "stationary_entropy": NETWORKS | {"uniform_attention"},
+}
+ON_STATES = {
+    "directional_gain": {"trained", "null", "excess"},
+    "transport_directional_gain": {"trained", "null", "excess"},
+    "transport_gain_variation": {"trained", "null", "null_same_gain"},
+    "transport_reciprocity_defect": {"trained", "null"},
+}
+SPECTRAL = ("isometry_score", "singular_value_variation", "polar_residual")
+ALONG_EDGES = {f"transport_{metric}": {"trained"} | NULLS for metric in SPECTRAL}
+WITHOUT_FIRST = {f"{metric}_without_first_token": c for metric, c in (GRAPHS | ON_STATES | ALONG_EDGES).items()}
+TESTS = {
+    f"{metric}_{name}": {"excess", "excess_same_gain"}
+    for metric in ("isometry_score", "transport_isometry_score")
+    for name in ("p_value", "layers_above_null", "layers_below_null")
+}
+SIZES = {name: {"trained"} for name in ("parameters", "layers", "heads", "value_groups", "head_dim", "model_dim")}
+CONTROLS = (
+    GRAPHS
+    | ON_STATES
+    | WITHOUT_FIRST
+    | TESTS
+    | SIZES
+    | {metric: UNTRAINED | NULLS for metric in (*SPECTRAL, "reciprocity_defect")}
+    | {metric: controls | {"uniform_attention"} for metric, controls in ALONG_EDGES.items()}
+    | {
+        "connection_laplacian_error": {"trained", "conditions_hold"},
+        "first_token_share": NETWORKS | {"uniform_attention"},
+        "identity_error": {"trained", "float64_softmax"},
+        "reversibility_defect": NETWORKS | {"uniform_attention"},
+        "stochasticity_defect": NETWORKS | {"uniform_attention"},
+    }
+)
+CONTROLS_OF_DECODERS = CONTROLS | {"reversibility_defect": NETWORKS | {"symmetrised", "uniform_attention"}}
+CONTROLS_OF_ENCODERS = CONTROLS | {"reversibility_defect_without_first_token": NETWORKS | {"uniform_attention"}}
 
 
 def _analyze(family: str, **options: object) -> pd.DataFrame:
@@ -63,7 +90,7 @@ def _value(frame: pd.DataFrame, layer: int, metric: str, control: str, head: int
     return float(chosen["value"].iloc[0])
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", tiny.EVERYDAY)
 def test_every_metric_comes_with_its_controls_and_no_row_twice(family: str) -> None:
     frame = _analyze(family)
     assert tuple(frame.columns) == COLUMNS
@@ -98,7 +125,7 @@ def test_excess_is_trained_minus_null_for_heads_layers_and_edges(suffix: str) ->
         assert edges[2] == pytest.approx(edges[0] - edges[1])
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", tiny.EVERYDAY)
 def test_a_gain_that_spoils_isometries_lowers_the_same_gain_null_and_leaves_the_other(family: str) -> None:
     """With one loud component the shape-matched null blames the weights for what the norm or the output scale did."""
     configuration = tiny.config(family)
@@ -121,7 +148,7 @@ def test_a_gain_that_spoils_isometries_lowers_the_same_gain_null_and_leaves_the_
 
 def test_a_decoder_is_one_way_by_construction_and_its_rows_say_so() -> None:
     frame = _analyze("gpt2").query("metric == 'reversibility_defect'")
-    own = frame[frame["control"].isin(NETWORKS)]
+    own = frame[frame["control"].isin(NETWORKS | {"uniform_attention"})]
     assert own["value"].to_numpy() == pytest.approx(1, abs=KNOWN_CHAIN_FLOAT64)
     assert own["convention"].str.contains("one-way by construction").all()
     either_way = frame[frame["control"] == "symmetrised"]
@@ -129,7 +156,9 @@ def test_a_decoder_is_one_way_by_construction_and_its_rows_say_so() -> None:
     assert either_way["convention"].str.contains("reversible by construction").all()
     encoder = _analyze("bert").query("metric.str.startswith('reversibility')")
     assert not encoder["convention"].str.contains("by construction").any()
-    assert encoder["value"].between(1e-3, 1 - 1e-3).all()
+    own = encoder[encoder["control"] != "uniform_attention"]
+    assert own["value"].between(1e-3, 1 - 1e-3).all()
+    assert encoder.query("control == 'uniform_attention'")["value"].max() <= KNOWN_CHAIN_FLOAT64
 
 
 def test_random_init_is_a_sample_of_networks_with_their_spread() -> None:
@@ -181,13 +210,14 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_other_draws_only() -
     keys = ["layer", "head", "metric", "control"]
     moved = first.merge(other, on=keys, suffixes=("", "_other")).query("value != value_other")
     drawn = NULLS | {"random_init", "shuffled_tokens", "depth_shuffled", "conditions_hold"}
-    measured_along_edges = {"transport_isometry_score", "transport_gain_variation", "connection_laplacian_error"}
+    along_edges = moved["metric"].str.startswith("transport_") | (moved["metric"] == "connection_laplacian_error")
     assert len(moved)
-    assert (moved["control"].isin(drawn) | moved["metric"].isin(measured_along_edges)).all()
+    assert (moved["control"].isin(drawn) | along_edges).all()
+    assert not moved["metric"].str.startswith("transport_reciprocity").any(), "taken over all edges"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", tiny.EVERYDAY)
 def test_half_precision_folders_are_upcast_and_recorded(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     configuration = tiny.config(family)
     given = tiny.windows(configuration)
@@ -242,7 +272,100 @@ def test_a_network_of_one_layer_and_windows_of_one_token_are_measured_as_far_as_
 
 def test_edges_can_be_left_out() -> None:
     frame = _analyze("bert", edges=0)
-    assert not frame["metric"].str.startswith("transport").any()
+    left = set(frame.query("metric.str.startswith('transport')")["metric"])
+    assert left == {"transport_reciprocity_defect", "transport_reciprocity_defect_without_first_token"}
+
+
+def test_means_over_enough_windows_have_an_interval_and_other_numbers_none() -> None:
+    configuration = tiny.config("llama", heads=6, groups=2)
+    frame = analyze(tiny.loaded(configuration), tiny.windows(configuration, 7), windows=7)
+    found = frame[frame["low"].notna()]
+    assert ((found["low"] <= found["value"]) & (found["value"] <= found["high"])).all()
+    assert found["high"].notna().all()
+    with_interval = {control: set(group["metric"]) for control, group in found[found["layer"] >= 0].groupby("control")}
+    assert {"spectral_gap", "graph_change", "gate_entropy", "directional_gain"} < with_interval["trained"]
+    assert {"transport_isometry_score", "transport_polar_residual"} < with_interval["trained"]
+    assert {"isometry_score", "transport_isometry_score", "directional_gain"} < with_interval["excess"]
+    assert "spectral_gap" in with_interval["shuffled_tokens"]
+    assert not {"random_init", "uniform_attention"} & set(with_interval)
+    heads = frame.query("metric == 'isometry_score' and control == 'trained'")
+    assert heads["low"].isna().all(), "weights know no windows"
+    few = analyze(tiny.loaded(configuration), tiny.windows(configuration, 5), windows=5)
+    assert few.query("metric == 'spectral_gap'")["low"].isna().all(), "five windows cannot give 95 %"
+
+
+def test_layers_are_counted_as_above_the_null_only_after_holms_correction() -> None:
+    frame = _analyze("bert")
+    for metric in ("isometry_score", "transport_isometry_score"):
+        adjusted = frame.query(f"metric == '{metric}_p_value' and control == 'excess'").set_index("layer")
+        excess = frame.query("metric == @metric and control == 'excess' and head == -1").set_index("layer")["value"]
+        assert set(adjusted["n"]) == {tiny.LAYERS}
+        assert adjusted["convention"].str.contains("adjusted for 3 layers").all()
+        for side, beyond in (("above", excess > 0), ("below", excess < 0)):
+            counted = frame.query(f"metric == '{metric}_layers_{side}_null' and control == 'excess'").iloc[0]
+            assert counted["value"] == (beyond & (adjusted["value"] < 0.05)).sum()
+            assert counted["layer"] == -1
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_one_token_of_a_thousand_times_the_size_moves_means_by_no_more_than_its_share(family: str) -> None:
+    """A state of huge norm and an attention sink: means over tokens are of ratios, and rows of a graph add up to 1."""
+    configuration = tiny.config(family)
+    inputs = torch.arange(11).expand(2, 11)
+    frames = []
+    for size in (1, 1000):
+        loaded = tiny.loaded(configuration)
+        loaded.model.get_input_embeddings().weight.data[5] *= size
+        frames.append(analyze(loaded, inputs, seed=1))
+    assert frames[1]["value"].map(math.isfinite).all()
+    assert frames[1].query("metric == 'identity_error'")["value"].max() <= WALK_IDENTITY_FLOAT64
+    sites = tiny.loaded(configuration).sites
+    for suffix, tokens in (("", 11), ("_without_first_token", 10)):
+        for head in range(3):
+            plain, planted = (_value(frame, 0, f"directional_gain{suffix}", "trained", head) for frame in frames)
+            weights = sites[0].weights()
+            largest = torch.linalg.matrix_norm(weights.value[weights.group[head]] @ weights.output[head], 2).item()
+            assert abs(plain - planted) <= largest / tokens
+
+
+def test_numbers_without_the_first_token_do_not_see_a_sink_there() -> None:
+    """Attention piled on the first token decides the plain numbers; the others are those of a graph without it."""
+    graphs = torch.rand(3, 2, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).tril()
+    graphs = graphs / graphs.sum(-1, keepdim=True)
+    sunk = 0.02 * graphs
+    sunk[..., 0] += 0.98
+    found = []
+    for attention in (graphs, sunk):
+        measured = measurements.GraphMeasurements("trained", 3, causal=True, seed=0)
+        for layer in range(3):
+            measured.add(layer, attention[layer])
+        rows = measurements.Rows(tiny.loaded(tiny.config("gpt2")))
+        measured.write(rows)
+        found.append({(r["layer"], r["metric"], r["control"]): r["value"] for r in rows.rows})
+    kept = [key for key in found[0] if key[1].endswith("_without_first_token") and not key[1].startswith("gate")]
+    assert len(kept) > 15
+    for key in kept:
+        assert found[1][key] == pytest.approx(found[0][key], abs=FLOAT32_GRAPHS, nan_ok=True), key
+    assert found[1][1, "graph_change", "trained"] < 0.1 * found[0][1, "graph_change", "trained"]
+
+
+def test_layers_of_a_pyramid_are_compared_within_a_stage() -> None:
+    draw = torch.Generator().manual_seed(0)
+    measured = measurements.GraphMeasurements("trained", 5, causal=False, seed=0)
+    for layer, tokens in enumerate((12, 12, 7, 7, 7)):
+        measured.add(layer, torch.rand(2, tokens, tokens, dtype=torch.float64, generator=draw).softmax(-1))
+    rows = measurements.Rows(tiny.loaded(tiny.config("bert")))
+    measured.write(rows)
+    layers = {
+        metric: {row["layer"] for row in rows.rows if row["metric"] == metric and row["control"] == "trained"}
+        for metric in ("spectral_gap", "graph_change", "last_layer_similarity", "graph_change_trend")
+    }
+    assert layers == {
+        "spectral_gap": {0, 1, 2, 3, 4},
+        "graph_change": {1, 3, 4},
+        "last_layer_similarity": {2, 3, 4},
+        "graph_change_trend": {-1},
+    }
 
 
 def test_input_of_the_wrong_kind_and_too_few_draws_are_refused() -> None:
@@ -259,8 +382,6 @@ def test_input_of_the_wrong_kind_and_too_few_draws_are_refused() -> None:
 
 
 def test_graphs_too_large_to_keep_are_refused_before_the_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attngeo.connection_walk import measurements
-
     monkeypatch.setattr(measurements, "GRAPH_BYTES", 3 * 4 * 10 * 10)
     loaded = tiny.loaded(tiny.config("bert"))
     analyze(loaded, tiny.windows(loaded.model.config, tokens=10), windows=1, edges=1)

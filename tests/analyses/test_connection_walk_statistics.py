@@ -2,11 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from attngeo.connection_walk import nulls, stationarity, transport
+from attngeo.connection_walk import nulls, stationarity, transport, walk
 from attngeo.language_models.architectures import HeadWeights
 from tests.tolerances import (
     FLOAT32_GRAPHS,
@@ -16,7 +19,13 @@ from tests.tolerances import (
     KNOWN_CHAIN_FLOAT64,
     LAZY_CHAIN_RELATIVE,
     QR_SINGULAR_VALUES,
+    ROTATED_SPECTRUM,
+    SAMPLED_MEAN_ERRORS,
+    STATIONARY_LAW,
 )
+
+SHAPES = [(4, 4, 12, 3), (6, 2, 19, 3), (5, 5, 7, 3), (1, 1, 8, 3), (4, 2, 5, 4)]
+"""Heads, value groups, model width, head width: groups of one and of several heads, edges of full rank and below."""
 
 
 def _weights(heads: int, groups: int, width: int, head_dim: int) -> HeadWeights:
@@ -28,6 +37,23 @@ def _weights(heads: int, groups: int, width: int, head_dim: int) -> HeadWeights:
         group=torch.arange(heads) // (heads // groups),
     )
     return nulls.gaussian_like(empty, torch.Generator().manual_seed(0))
+
+
+def _of(value: Tensor, output: Tensor) -> HeadWeights:
+    """Heads from W_V and W_O, each with a value group of its own."""
+    heads, width = len(value), value.shape[1]
+    return HeadWeights(
+        value=value,
+        output=output,
+        value_bias=torch.zeros(heads, value.shape[2], dtype=torch.float64),
+        output_bias=torch.zeros(width, dtype=torch.float64),
+        group=torch.arange(heads),
+    )
+
+
+def _rotation(size: int, seed: int) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=draw)).Q
 
 
 def test_scaled_isometries_score_one_and_a_single_direction_one_over_the_rank() -> None:
@@ -55,13 +81,62 @@ def test_head_spectra_from_thin_factors_equal_the_full_decomposition(width: int,
     output = torch.randn(2, head_dim, width, dtype=torch.float64, generator=draw)
     rank = min(width, head_dim)
     full = torch.linalg.svdvals(value @ output)
-    thin = transport.head_singular_values(value, output)
+    thin = transport.head_singular_values(_of(value, output))
     torch.testing.assert_close(thin[:, :rank], full[:, :rank], rtol=0, atol=QR_SINGULAR_VALUES * full.max().item())
 
 
-@pytest.mark.parametrize(
-    ("heads", "groups", "width", "head_dim"), [(4, 4, 12, 3), (6, 2, 19, 3), (5, 5, 7, 3), (1, 1, 8, 3), (4, 2, 5, 4)]
+@settings(deadline=None)  # a busy machine is no fault
+@given(
+    st.integers(1, 9),
+    st.floats(1e-3, 1e3),
+    st.lists(st.floats(1e-3, 1e3), min_size=9, max_size=9),
 )
+def test_score_variation_and_residual_of_any_spectrum_say_the_same_and_know_no_scale(
+    rank: int, scale: float, drawn: list[float]
+) -> None:
+    values = torch.tensor(drawn[:rank] + [0.0] * (9 - rank), dtype=torch.float64)
+    score = transport.isometry_score(values, rank).item()
+    variation = transport.singular_value_variation(values, rank).item()
+    residual = transport.polar_residual(values, rank).item()
+    assert 0 <= residual < 1
+    assert 1 / (1 + variation**2) == pytest.approx(score, rel=1e-12)
+    assert 1 - residual**2 == pytest.approx(score, rel=1e-12)
+    for measure in (transport.isometry_score, transport.singular_value_variation, transport.polar_residual):
+        assert measure(scale * values, rank).item() == pytest.approx(measure(values, rank).item(), abs=ROTATED_SPECTRUM)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 7])
+def test_a_scaled_isometry_has_no_variation_and_no_polar_residual(rank: int) -> None:
+    isometry = 0.3 * _rotation(13, 0)[:, :rank] @ _rotation(11, 1)[:rank]
+    values = torch.linalg.svdvals(isometry)
+    assert transport.isometry_score(values, rank).item() == pytest.approx(1)
+    assert transport.singular_value_variation(values, rank).item() <= ROTATED_SPECTRUM
+    assert transport.polar_residual(values, rank).item() <= ROTATED_SPECTRUM
+    with pytest.raises(ValueError, match="rank 12"):
+        transport.polar_residual(values, 12)
+
+
+def test_the_polar_residual_is_the_distance_to_the_scaled_polar_factor() -> None:
+    matrix = torch.randn(13, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    polar = left @ right
+    scale = (matrix * polar).sum() / polar.square().sum()
+    distance = ((matrix - scale * polar).norm() / matrix.norm()).item()
+    assert transport.polar_residual(values, 7).item() == pytest.approx(distance, rel=1e-12)
+
+
+def test_rotated_states_see_the_same_spectra_and_gains() -> None:
+    weights = _weights(heads=6, groups=2, width=19, head_dim=3)
+    before, after = _rotation(19, 1), _rotation(19, 2)
+    rotated = HeadWeights(**(vars(weights) | {"value": before.T @ weights.value, "output": weights.output @ after}))
+    for spectrum in (transport.head_singular_values, lambda w: transport.edge_singular_values(w, torch.ones(1, 6))):
+        torch.testing.assert_close(spectrum(rotated), spectrum(weights), rtol=0, atol=1e-10)
+    states = torch.randn(5, 19, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    gains = [transport.HeadProducts.of(w).head_gains(w, x) for w, x in ((weights, states), (rotated, states @ before))]
+    torch.testing.assert_close(gains[0], gains[1], rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize(("heads", "groups", "width", "head_dim"), SHAPES)
 def test_edge_spectra_from_gram_matrices_equal_the_full_decomposition(
     heads: int, groups: int, width: int, head_dim: int
 ) -> None:
@@ -78,6 +153,65 @@ def test_edge_spectra_from_gram_matrices_equal_the_full_decomposition(
     torch.testing.assert_close(transport.isometry_score(fast, rank), score, rtol=0, atol=GRAM_ISOMETRY_SCORE)
 
 
+@pytest.mark.parametrize(("heads", "groups", "width", "head_dim"), SHAPES)
+def test_products_of_factors_equal_those_of_dense_transports(
+    heads: int, groups: int, width: int, head_dim: int
+) -> None:
+    weights = _weights(heads, groups, width, head_dim)
+    products = transport.HeadProducts.of(weights)
+    dense = transport.head_transports(weights)
+    torch.testing.assert_close(products.inner, torch.einsum("hcd,gcd->hg", dense, dense))
+    torch.testing.assert_close(products.traces, torch.einsum("hcd,gdc->hg", dense, dense))
+    draw = torch.Generator().manual_seed(1)
+    states = torch.randn(7, width, dtype=torch.float64, generator=draw)
+    gains = torch.einsum("nc,hcd->hnd", states, dense).norm(dim=2) / states.norm(dim=1)
+    torch.testing.assert_close(products.head_gains(weights, states), gains)
+    torch.testing.assert_close(products.isotropic_head_gains(), dense.norm(dim=(1, 2)) / math.sqrt(width))
+    there, back = torch.rand(2, 5, heads, dtype=torch.float64, generator=draw)
+    out, home = transport.edge_transports(weights, there), transport.edge_transports(weights, back)
+    torch.testing.assert_close(products.isotropic_edge_gains(there), out.norm(dim=(1, 2)) / math.sqrt(width))
+    scale = (out.square().sum((1, 2)) + home.square().sum((1, 2))).sqrt()
+    expected = (home - out.transpose(1, 2)).norm(dim=(1, 2)) / scale
+    torch.testing.assert_close(products.edge_reciprocity_defects(there.T, back.T), expected)
+    own = (dense - dense.transpose(1, 2)).norm(dim=(1, 2)) / (math.sqrt(2) * dense.norm(dim=(1, 2)))
+    torch.testing.assert_close(transport.head_reciprocity_defect(weights), own)
+
+
+def test_a_way_back_by_the_transposed_transport_has_no_defect_and_an_antisymmetric_one_the_largest() -> None:
+    draw = torch.Generator().manual_seed(0)
+    value, output = torch.randn(2, 9, 3, dtype=torch.float64, generator=draw), torch.randn(2, 3, 9, generator=draw)
+    there_and_back = _of(value, torch.stack([output[0].double(), value[0].T]))
+    there_and_back.value[1] = output[0].T
+    dense = transport.head_transports(there_and_back)
+    torch.testing.assert_close(dense[1], dense[0].T)
+    gates = torch.tensor([[0.8], [0.2]], dtype=torch.float64)
+    products = transport.HeadProducts.of(there_and_back)
+    assert products.edge_reciprocity_defects(gates, gates.flip(0)).item() <= ROTATED_SPECTRUM
+    assert products.edge_reciprocity_defects(gates, gates).item() > 0.5
+    symmetric = _of(value, value.transpose(1, 2).contiguous())
+    assert transport.head_reciprocity_defect(symmetric).max().item() <= ROTATED_SPECTRUM
+    turn = torch.tensor([[0.0, 1, 0], [-1, 0, 0], [0, 0, 0]], dtype=torch.float64)
+    antisymmetric = transport.head_reciprocity_defect(_of(value, turn @ value.transpose(1, 2)))
+    assert antisymmetric.tolist() == pytest.approx([math.sqrt(2)] * 2)
+
+
+def test_gaussian_transports_are_unrelated_to_their_ways_back_as_derived() -> None:
+    weights = nulls.gaussian_heads(12, 5, 400, torch.Generator().manual_seed(0))
+    squares = transport.head_reciprocity_defect(weights).square()
+    error = squares.std().item() / math.sqrt(len(squares))
+    derived = nulls.gaussian_reciprocity_defect(12) ** 2
+    assert squares.mean().item() == pytest.approx(derived, abs=SAMPLED_MEAN_ERRORS * error)
+
+
+def test_a_token_of_a_thousand_times_the_norm_weighs_as_any_other_in_the_gains() -> None:
+    weights = _weights(heads=3, groups=3, width=11, head_dim=2)
+    products = transport.HeadProducts.of(weights)
+    states = torch.randn(7, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    planted = states.clone()
+    planted[2] *= 1000
+    torch.testing.assert_close(products.head_gains(weights, planted), products.head_gains(weights, states))
+
+
 def test_transport_along_an_edge_is_the_state_times_its_transport() -> None:
     weights = _weights(heads=6, groups=2, width=7, head_dim=3)
     draw = torch.Generator().manual_seed(1)
@@ -87,9 +221,13 @@ def test_transport_along_an_edge_is_the_state_times_its_transport() -> None:
     torch.testing.assert_close(transport.transport_along(weights, gates, states), expected)
 
 
+def _scores(weights: HeadWeights) -> Tensor:
+    return transport.isometry_score(transport.head_singular_values(weights), weights.head_dim)
+
+
 @pytest.mark.parametrize(("width", "head_dim", "derived"), [(512, 64, 0.938), (768, 64, 0.9575), (1024, 64, 0.968)])
 def test_gaussian_heads_score_what_was_derived_for_their_shape(width: int, head_dim: int, derived: float) -> None:
-    scores = nulls.gaussian_head_scores(width, head_dim, 8, torch.Generator().manual_seed(0))
+    scores = _scores(nulls.gaussian_heads(width, head_dim, 8, torch.Generator().manual_seed(0)))
     assert scores.mean().item() == pytest.approx(derived, abs=GAUSSIAN_HEAD_SCORE)
     estimate = nulls.gaussian_head_score_estimate(width, head_dim)
     assert scores.mean().item() == pytest.approx(estimate, abs=GAUSSIAN_HEAD_SCORE)
@@ -99,16 +237,44 @@ def test_the_same_gain_null_is_the_null_with_its_matrices_scaled_and_matches_gau
     draw = torch.Generator().manual_seed(5)
     gain, scale = torch.rand(2, 40, dtype=torch.float64, generator=draw).pow(3)
     plain, ones, folded = (
-        nulls.gaussian_head_scores(40, 8, 64, torch.Generator().manual_seed(7), gain=of_value, output_scale=of_output)
+        _scores(
+            nulls.gaussian_heads(40, 8, 64, torch.Generator().manual_seed(7), gain=of_value, output_scale=of_output)
+        )
         for of_value, of_output in ((None, None), (torch.ones(40), torch.ones(40)), (gain, scale))
     )
     assert torch.equal(plain, ones)
     value = gain[:, None] * torch.randn(64, 40, 8, dtype=torch.float64, generator=draw)
     output = torch.randn(64, 8, 40, dtype=torch.float64, generator=draw) * scale
-    scores = transport.isometry_score(transport.head_singular_values(value, output), 8)
+    scores = _scores(_of(value, output))
     error = math.hypot(scores.std().item(), folded.std().item()) / 8
     assert plain.mean() - folded.mean() > 5 * error, "the gain alone lowers the score"
     assert scores.mean().item() == pytest.approx(folded.mean().item(), abs=3 * error), "Gaussian weights have no excess"
+
+
+@pytest.mark.parametrize(("heads", "groups", "width", "head_dim"), SHAPES)
+@pytest.mark.parametrize("scaled", [(), ("gain",), ("output_scale",), ("gain", "output_scale")])
+def test_null_edges_have_the_law_of_dense_gaussian_weights_under_the_same_gates(
+    heads: int, groups: int, width: int, head_dim: int, scaled: tuple[str, ...]
+) -> None:
+    weights = _weights(heads, groups, width, head_dim)
+    rank, count = transport.edge_rank(weights), 200
+    draw = torch.Generator().manual_seed(3)
+    scales = {name: torch.rand(width, dtype=torch.float64, generator=draw).pow(2) for name in scaled}
+    gates = torch.rand(heads, dtype=torch.float64, generator=draw).softmax(0).expand(count, heads)
+    states = torch.randn(width, dtype=torch.float64, generator=draw).expand(count, width)
+    spectra, gains = nulls.gaussian_edges(weights, gates, states, np.random.default_rng(0), **scales)
+    dense = []
+    for _ in range(count):
+        drawn = nulls.gaussian_like(weights, draw, **scales)
+        spectrum = transport.edge_singular_values(drawn, gates[:1])[0]
+        gain = transport.transport_along(drawn, gates[:1], states[:1]).norm() / states[0].norm()
+        dense.append(torch.stack([transport.isometry_score(spectrum, rank), spectrum.norm(), gain]))
+    found = torch.stack([transport.isometry_score(spectra, rank), spectra.norm(dim=1), gains], 1)
+    expected = torch.stack(dense)
+    errors = (found.var(0) + expected.var(0)).div(count).sqrt()
+    assert bool(((found.mean(0) - expected.mean(0)).abs() <= SAMPLED_MEAN_ERRORS * errors + 1e-12).all())
+    assert bool((found.std(0) <= 1.5 * expected.std(0) + 1e-9).all())
+    assert bool((expected.std(0) <= 1.5 * found.std(0) + 1e-9).all())
 
 
 def test_null_edges_keep_gates_and_sharing_and_repeat_with_their_generator() -> None:
@@ -116,17 +282,17 @@ def test_null_edges_keep_gates_and_sharing_and_repeat_with_their_generator() -> 
     gates = torch.eye(4, dtype=torch.float64)[[0, 2]]
     states = torch.randn(2, 15, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     rank = transport.edge_rank(weights)
-    first = nulls.gaussian_edges(weights, gates, states, rank, torch.Generator().manual_seed(7))
-    again = nulls.gaussian_edges(weights, gates, states, rank, torch.Generator().manual_seed(7))
+    first = nulls.gaussian_edges(weights, gates, states, np.random.default_rng(7))
+    again = nulls.gaussian_edges(weights, gates, states, np.random.default_rng(7))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     # One head of rank 3 under a rank of 6 cannot score above a half, trained or not: the gates do that.
     assert rank == 6
-    assert bool((first[0] <= 0.5).all())
+    assert bool((transport.isometry_score(first[0], rank) <= 0.5).all())
 
 
 def test_shuffled_depth_visits_every_layer_once() -> None:
     graphs = torch.rand(5, 7, 7, generator=torch.Generator().manual_seed(0))
-    changes = nulls.pairwise_changes(graphs)
+    changes = nulls.pairwise_changes(nulls.graph_products(list(graphs)))
     for before in range(5):
         for after in range(5):
             direct = stationarity.relative_change(graphs[before].double(), graphs[after].double())
@@ -221,6 +387,83 @@ def test_spectral_gap_of_a_complete_graph_is_one_and_of_two_islands_zero() -> No
     assert stationarity.spectral_gap(islands) == pytest.approx(0, abs=KNOWN_CHAIN_FLOAT64)
     alone, _ = stationarity.symmetrised_spectrum(torch.ones(1, 1, dtype=torch.float64))
     assert math.isnan(stationarity.spectral_gap(alone))
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 17])
+def test_the_leading_part_of_a_spectrum_is_that_of_the_whole(tokens: int) -> None:
+    graph = _random_walk(tokens, 0)
+    values, vectors = stationarity.symmetrised_spectrum(graph)
+    leading, spanned = stationarity.symmetrised_spectrum(graph, 4)
+    assert len(leading) == min(tokens, 4)
+    torch.testing.assert_close(leading, values[-4:], rtol=0, atol=KNOWN_CHAIN_FLOAT64)
+    assert stationarity.subspace_angle(vectors[:, -4:], spanned) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_graph_with_a_token_of_no_weight_has_no_spectrum_and_no_angle() -> None:
+    graph = torch.zeros(3, 3, dtype=torch.float64)
+    values, vectors = stationarity.symmetrised_spectrum(graph, 2)
+    assert bool(values.isnan().all())
+    assert math.isnan(stationarity.spectral_gap(values))
+    assert math.isnan(stationarity.subspace_angle(vectors, vectors))
+
+
+def _random_walk(tokens: int, seed: int) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    graph = torch.randn(tokens, tokens, dtype=torch.float64, generator=draw).mul(3).softmax(1)
+    return graph
+
+
+@settings(deadline=None)  # a busy machine is no fault
+@given(st.integers(2, 23), st.integers(0, 99))
+def test_a_walk_leaves_its_stationary_law_as_it_is(tokens: int, seed: int) -> None:
+    graph = _random_walk(tokens, seed)
+    law = stationarity.reference_law(graph, causal=False)
+    assert law.sum().item() == pytest.approx(1)
+    torch.testing.assert_close(law @ graph, law, rtol=0, atol=STATIONARY_LAW)
+    assert 0 <= stationarity.entropy(law) <= math.log(tokens) + KNOWN_CHAIN_FLOAT64
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_uniform_attention_has_the_largest_entropies_and_no_sink(causal: bool) -> None:
+    attention = walk.uniform_attention(5, 7, causal)
+    torch.testing.assert_close(attention.sum(2), torch.ones(5, 7, dtype=torch.float64))
+    assert walk.gate_entropy(attention) == pytest.approx((math.log(5), math.log(5)))
+    graph = walk.effective_graph(attention)
+    assert bool((graph.triu(1) == 0).all()) == causal
+    law = stationarity.reference_law(graph, causal)
+    if not causal:
+        assert stationarity.entropy(law) == pytest.approx(math.log(7))
+        assert stationarity.reversibility_defect(graph, causal) <= KNOWN_CHAIN_FLOAT64
+        assert stationarity.first_token_share(graph) == pytest.approx(1 / 7)
+    assert stationarity.entropy(torch.eye(7)[0]) == 0
+
+
+def test_gates_that_leave_each_edge_to_one_head_have_no_entropy() -> None:
+    graph = _random_walk(7, 0)
+    choice = torch.randint(3, (7, 7), generator=torch.Generator().manual_seed(1))
+    attention = torch.stack([torch.where(choice == head, graph, 0.0) for head in range(3)])
+    assert walk.gate_entropy(attention) == pytest.approx((0, 0), abs=KNOWN_CHAIN_FLOAT64)
+    assert all(map(math.isnan, walk.gate_entropy(torch.zeros(3, 2, 2))))
+    attention[:, :, 0] = 0.2  # equal gates, on edges to the first token alone
+    whole, without_first = walk.gate_entropy(attention)
+    assert (whole > 0.1, without_first) == (True, pytest.approx(0, abs=KNOWN_CHAIN_FLOAT64))
+
+
+@settings(deadline=None)  # a busy machine is no fault
+@given(st.floats(0, 0.999), st.integers(0, 9))
+def test_what_is_left_without_the_first_token_does_not_know_how_much_attention_it_drew(share: float, seed: int) -> None:
+    graph = _random_walk(9, seed)
+    sunk = (1 - share) * graph
+    sunk[:, 0] += share
+    torch.testing.assert_close(
+        stationarity.without_first_token(sunk), stationarity.without_first_token(graph), rtol=1e-9, atol=1e-12
+    )
+
+
+def test_a_token_that_saw_the_first_one_alone_stays_where_it_is() -> None:
+    graph = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
+    expected = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
+    torch.testing.assert_close(stationarity.without_first_token(graph), expected)
 
 
 def test_distances_between_graphs_run_from_equal_to_disjoint() -> None:

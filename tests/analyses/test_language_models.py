@@ -49,9 +49,12 @@ def test_grouped_query_heads_share_the_value_map_of_their_group() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_times_gain_plus_shift_give_back_what_attention_read(family: str) -> None:
     loaded = tiny.loaded(tiny.config(family))
+    # A dead component must come out as zero, not as infinity; Gemma's gain is 1 + w.
+    if family.startswith("gemma"):
+        loaded.model.layers[0].input_layernorm.weight.data[2] = -1
+    elif loaded.sites[0].gain is not None:
+        loaded.sites[0].gain.data[2] = 0
     site = loaded.sites[0]
-    if site.gain is not None:
-        site.gain.data[2] = 0  # a dead component must come out as zero, not as infinity
     inputs = []
     stream_layers(loaded, tiny.windows(loaded.model.config)[0], lambda capture: inputs.append(capture.attention_input))
     states = site.states(inputs[0])
@@ -67,8 +70,8 @@ def test_captured_maps_are_the_models_own(family: str) -> None:
     window = tiny.windows(loaded.model.config)[0]
     captured: list[LayerCapture] = []
     stream_layers(loaded, window, captured.append)
-    key = "pixel_values" if family == "dinov2" else "input_ids"
-    own = loaded.model(**{key: window[None]}, output_attentions=True)
+    key = "pixel_values" if loaded.adapter.reads == "images" else "input_ids"
+    own = loaded.model(**{key: window[None]}, output_attentions=True, **loaded.adapter.call_options)
     assert [capture.layer for capture in captured] == list(range(tiny.LAYERS))
     for capture, attention in zip(captured, own.attentions, strict=True):
         torch.testing.assert_close(capture.attention, attention[0], rtol=0, atol=0)
@@ -126,13 +129,25 @@ def test_an_error_inside_leaves_no_hook_and_no_upcast_weight_behind() -> None:
 @pytest.mark.parametrize(
     "configuration",
     [
-        transformers.T5Config(),
         transformers.BartConfig(),
+        transformers.DebertaV2Config(),
         transformers.MptConfig(),
         transformers.BertConfig(is_decoder=True),
+        transformers.BloomConfig(slow_but_exact=True),
+        transformers.FalconConfig(alibi=True),
+        transformers.Gemma3TextConfig(use_bidirectional_attention=True),
         transformers.GPT2Config(add_cross_attention=True),
     ],
-    ids=["t5", "bart", "mpt", "bert decoder", "gpt2 with cross attention"],
+    ids=[
+        "bart",
+        "deberta",
+        "mpt",
+        "bert decoder",
+        "bloom in slices",
+        "falcon alibi",
+        "gemma encoder",
+        "cross attention",
+    ],
 )
 def test_unsupported_attention_is_refused_by_name(configuration: transformers.PretrainedConfig) -> None:
     with pytest.raises(UserError, match=configuration.model_type) as refusal:
@@ -190,7 +205,7 @@ def test_a_hub_name_is_fetched_without_code_and_an_unknown_one_is_a_plain_error(
     asked: list[tuple[str, list[str]]] = []
     commit = "0123456789abcdef0123456789abcdef01234567"
 
-    def snapshot(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def snapshot(name: str, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
         asked.append((name, allow_patterns))
         if name != "someone/tiny" or revision not in (None, "v1.0", commit):
             raise OSError("404 not found")

@@ -9,9 +9,12 @@ from attngeo.errors import UserError
 from attngeo.variational import analyze_sphere, checks
 from attngeo.variational.checks import COLUMNS, fit_slope
 from tests.tolerances import (
+    CLUSTERING_TIME_COARSE,
     FIRST_VARIATION_SLOPE,
     FITTED_ORDER,
     FLAT_SLOPE,
+    PREDICTED_RESPONSE_RELATIVE,
+    STATIONARY_DISTANCE,
     STATIONARY_SLOPE,
     TANGENCY,
     VARIATIONAL_CONTROL_FLOOR,
@@ -42,7 +45,14 @@ def test_velocity_is_tangent_and_norms_are_kept(frame: pd.DataFrame) -> None:
 
 @pytest.mark.parametrize(
     "check",
-    ["integrator_order", "energy_dissipation", "energy_dissipation_path", "euler_lagrange", "step_local_error"],
+    [
+        "integrator_order",
+        "energy_dissipation",
+        "energy_dissipation_path",
+        "euler_lagrange",
+        "step_local_error",
+        "stationary_path",
+    ],
 )
 def test_errors_fall_at_the_derived_order(frame: pd.DataFrame, check: str) -> None:
     fits = _slopes(frame)[lambda rows: (rows["check"] == check) & (rows["control"] == "none")]
@@ -65,7 +75,25 @@ def test_the_energy_balance_is_fitted_at_its_order_for_every_number_of_tokens_an
     assert (controls["value"] > VARIATIONAL_CONTROL_FLOOR).all()
 
 
-@pytest.mark.parametrize("check", ["energy_dissipation", "energy_dissipation_path", "euler_lagrange", "minimiser"])
+@pytest.mark.parametrize("check", ["transversality", "multiplier"])
+def test_the_conditions_at_a_free_end_and_of_the_multiplier_are_met_at_the_order_of_the_stencil(
+    frame: pd.DataFrame, check: str
+) -> None:
+    fits = _slopes(frame)[lambda rows: (rows["check"] == check) & (rows["control"] == "none")]
+    assert float(fits["value"].iloc[0]) == pytest.approx(4, abs=FITTED_ORDER)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "energy_dissipation",
+        "energy_dissipation_path",
+        "euler_lagrange",
+        "minimiser",
+        "stationary_path",
+        "transversality",
+    ],
+)
 def test_controls_stay_off_however_small_the_step(frame: pd.DataFrame, check: str) -> None:
     controls = frame[(frame["check"] == check) & (frame["control"] != "none")]
     is_slope = controls["quantity"] == "slope"
@@ -82,11 +110,44 @@ def test_first_variation_slopes_are_one_and_two_at_the_stationary_path(frame: pd
     assert ((fits.loc[~stationary, "value"] - 1).abs() <= FIRST_VARIATION_SLOPE).all()
 
 
+def test_the_flow_is_stationary_for_moves_of_its_end_only_with_the_energy_there(frame: pd.DataFrame) -> None:
+    fits = _slopes(frame)[lambda rows: rows["check"] == "free_end_variation"].set_index("control")["value"]
+    assert fits["none"] == pytest.approx(2, abs=STATIONARY_SLOPE)
+    assert fits["without_terminal_term"] == pytest.approx(1, abs=FIRST_VARIATION_SLOPE)
+
+
 def test_perturbing_the_functional_moves_its_minimiser_in_proportion(frame: pd.DataFrame) -> None:
     fits = _slopes(frame).set_index("check")["value"]
     assert fits["minimiser_shift"] == pytest.approx(1, abs=FIRST_VARIATION_SLOPE)
     assert fits["minimum_change"] == pytest.approx(1, abs=FIRST_VARIATION_SLOPE)
     assert fits["minimiser_excess"] == pytest.approx(2, abs=STATIONARY_SLOPE)
+
+
+@pytest.mark.parametrize("check", ["minimiser_shift", "minimum_change", "minimiser_excess"])
+def test_what_perturbation_theory_leaves_of_the_response_falls_with_epsilon(frame: pd.DataFrame, check: str) -> None:
+    rows = frame[frame["check"] == f"{check}_predicted"]
+    assert float(_slopes(rows)["value"].iloc[0]) == pytest.approx(1, abs=FIRST_VARIATION_SLOPE)
+    smallest = rows[rows["quantity"] == "error"].sort_values("step")["value"].iloc[0]
+    assert smallest < PREDICTED_RESPONSE_RELATIVE
+
+
+def test_stationary_paths_are_found_and_great_circles_exactly(frame: pd.DataFrame) -> None:
+    rows = frame[frame["check"] == "stationary_path"]
+    assert (rows.loc[rows["quantity"] == "converged", "value"] == 1).all()
+    great = rows[rows["method"] == "great_circle"]
+    assert float(great["value"].iloc[0]) < STATIONARY_DISTANCE
+
+
+def test_clusters_rest_for_long_at_large_beta_and_join_at_once_under_uniform_weights(frame: pd.DataFrame) -> None:
+    counts = frame[frame["check"] == "clusters"].set_index(["method", "step"])["value"]
+    assert counts["beta_0", 32] == 1
+    assert counts["beta_1", 32] == 1
+    assert counts["beta_16", 32] > counts["beta_9", 32] > counts["beta_4", 32] > 1
+    assert counts["beta_16", 256] > 2
+    measured = frame[(frame["check"] == "clustering_time") & (frame["method"] == "softmax_flow")]
+    times = measured.pivot_table(index="step", columns="quantity", values="value")
+    assert (times["relative_error"] < CLUSTERING_TIME_COARSE).all()
+    assert times.loc[8, "time"] / times.loc[7, "time"] > 2
 
 
 def test_the_same_seeds_give_the_same_numbers_and_one_seed_has_no_spread() -> None:

@@ -1,12 +1,16 @@
 """Laws of attention flows, action functionals and their Euler-Lagrange equation."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
+from attngeo.evaluation.apart import apart
+from attngeo.evaluation.timing import peak_memory_mib, return_pages
 from attngeo.training.seeding import generator
+from attngeo.variational import flow
 from attngeo.variational.euler_lagrange import (
     euler_lagrange_residual,
     first_variation_formula,
@@ -16,6 +20,8 @@ from attngeo.variational.euler_lagrange import (
 )
 from attngeo.variational.flow import (
     ORDERS,
+    Velocity,
+    attention_output,
     energy,
     energy_gradient,
     gradient_flow,
@@ -23,6 +29,7 @@ from attngeo.variational.flow import (
     one_over_n_flow,
     softmax_flow,
     tangency_defect,
+    unnormalised_flow,
 )
 from attngeo.variational.lagrangian import (
     action,
@@ -42,10 +49,13 @@ from attngeo.variational.sphere import distance, exponential, random_points, tan
 from tests.tolerances import (
     ENERGY_GRADIENT_ROUNDING,
     FITTED_ORDER,
+    FLOW_PEAK_PAIRS,
     SPHERE_ROUNDING,
     STENCIL_ROUNDING,
     TANGENCY,
 )
+
+NOW = torch.zeros((), dtype=torch.float64)
 
 
 def _tokens(tokens: int, dimension: int, seed: int = 0) -> Tensor:
@@ -61,7 +71,124 @@ def test_the_flow_scaled_by_one_over_n_squared_is_the_gradient_of_the_energy(
     (ambient,) = torch.autograd.grad(energy(x, beta), x)
     expected = tangent_projection(x, ambient)
     torch.testing.assert_close(energy_gradient(x, beta), expected, atol=ENERGY_GRADIENT_ROUNDING, rtol=1e-12)
-    torch.testing.assert_close(one_over_n_flow(beta)(x), tokens * expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(one_over_n_flow(beta)(NOW, x), tokens * expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_multi_head_attention_is_the_sum_of_its_heads_and_of_its_definition(normalised: bool) -> None:
+    x, beta = _tokens(5, 4), 1.7
+    query, key = torch.randn(2, 3, 2, 4, generator=generator(0, "test maps"), dtype=torch.float64)
+    value = torch.randn(3, 4, 4, generator=generator(1, "test maps"), dtype=torch.float64)
+    expected = torch.zeros_like(x)
+    for head in range(3):
+        for i in range(5):
+            weights = [math.exp(beta * float((query[head] @ x[i]) @ (key[head] @ x[j]))) for j in range(5)]
+            total = sum(weights) if normalised else 25
+            expected[i] += sum(weights[j] / total * (value[head] @ x[j]) for j in range(5))
+    found = attention_output(x, beta, query, key, value, normalised=normalised)
+    torch.testing.assert_close(found, expected, atol=SPHERE_ROUNDING, rtol=SPHERE_ROUNDING)
+    single = [attention_output(x, beta, query[h], key[h], value[h], normalised=normalised) for h in range(3)]
+    torch.testing.assert_close(torch.stack(single).sum(dim=0), expected, atol=SPHERE_ROUNDING, rtol=SPHERE_ROUNDING)
+
+
+def test_unnormalised_heads_with_symmetric_maps_are_the_gradient_of_their_energy() -> None:
+    x, beta = _tokens(5, 3).requires_grad_(), 1.3
+    root = torch.randn(2, 3, 3, generator=generator(0, "test maps"), dtype=torch.float64)
+    maps = root + root.mT
+    total = torch.exp(beta * x @ maps @ x.mT).sum() / (2 * beta * 25)
+    (ambient,) = torch.autograd.grad(total, x)
+    found = unnormalised_flow(beta, maps, None, maps)(NOW, x)
+    torch.testing.assert_close(found, tangent_projection(x, ambient), atol=SPHERE_ROUNDING, rtol=SPHERE_ROUNDING)
+    torch.testing.assert_close(unnormalised_flow(beta)(NOW, x), energy_gradient(x, beta), atol=1e-14, rtol=1e-12)
+
+
+@pytest.mark.parametrize("flow", [softmax_flow, unnormalised_flow])
+def test_maps_that_depend_on_time_are_taken_at_the_time_of_every_node(flow: Callable[..., Velocity]) -> None:
+    fixed = torch.randn(2, 3, 3, generator=generator(0, "test maps"), dtype=torch.float64)
+    velocity = flow(1.5, lambda t: torch.cos(t) * fixed, None, lambda t: t * fixed[0])
+    path = torch.stack([_tokens(5, 3, seed) for seed in range(4)])
+    times = torch.linspace(0, 1, 4, dtype=torch.float64)
+    each = [flow(1.5, torch.cos(t) * fixed, None, t * fixed[0])(NOW, x) for t, x in zip(times, path, strict=True)]
+    torch.testing.assert_close(velocity(times, path), torch.stack(each), atol=SPHERE_ROUNDING, rtol=0)
+    torch.testing.assert_close(velocity(times[2], path[2]), each[2], atol=SPHERE_ROUNDING, rtol=0)
+
+
+@pytest.mark.parametrize("method", ORDERS)
+def test_values_scaled_by_a_function_of_time_run_the_same_path_at_another_pace(method: str) -> None:
+    start, identity = _tokens(5, 3), torch.eye(3, dtype=torch.float64)
+    paced = softmax_flow(1.0, value=lambda t: (1 + torch.sin(3 * t)) * identity)
+    # The time of the flow with constant values that has passed at 2.
+    expected = integrate(softmax_flow(1.0), start, (2 + (1 - math.cos(6)) / 3) / 400, 400)[-1]
+    errors = [float(distance(integrate(paced, start, 2 / n, n, method)[-1], expected).amax()) for n in (40, 80)]
+    assert math.log2(errors[0] / errors[1]) == pytest.approx(ORDERS[method], abs=FITTED_ORDER)
+
+
+def test_the_lie_group_scheme_leaves_the_sphere_in_no_stage_and_follows_great_circles_exactly() -> None:
+    norms = []
+
+    def velocity(t: Tensor, x: Tensor) -> Tensor:
+        norms.append(torch.linalg.vector_norm(x, dim=-1))
+        return x @ torch.tensor([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+
+    start = torch.tensor([[0.6, 0.8, 0.0]], dtype=torch.float64)
+    path = integrate(velocity, start, 1.0, 5, "lie_rk4")
+    torch.testing.assert_close(torch.stack(norms), torch.ones(20, 1, dtype=torch.float64), atol=SPHERE_ROUNDING, rtol=0)
+    time = torch.arange(6, dtype=torch.float64)[:, None, None]
+    torch.testing.assert_close(path, exponential(start, time * velocity(NOW, start)), atol=SPHERE_ROUNDING, rtol=0)
+
+
+@pytest.mark.parametrize("method", ORDERS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rounding_of_the_norms_does_not_grow_over_many_steps(method: str, sign: int) -> None:
+    velocity = softmax_flow(6.0, value=sign * torch.eye(7, dtype=torch.float64))
+    path = integrate(velocity, torch.eye(5, 7, dtype=torch.float64), 0.125, 400, method)
+    norms = torch.linalg.vector_norm(path, dim=-1)
+    torch.testing.assert_close(norms, torch.ones_like(norms), atol=SPHERE_ROUNDING, rtol=0)
+
+
+@pytest.mark.parametrize("tokens", [8, 2048])
+def test_one_step_keeps_every_token_on_the_sphere_from_8_to_2048_tokens(tokens: int) -> None:
+    start = _tokens(tokens, 16).float()
+    for method in ORDERS:
+        end = integrate(softmax_flow(4.0), start, 0.5, 1, method)[-1]
+        norms = torch.linalg.vector_norm(end, dim=-1)
+        torch.testing.assert_close(norms, torch.ones(tokens), atol=1e-6, rtol=0)
+
+
+def peak_of_a_step(tokens: int, dimension: int) -> float:
+    """MiB that one step of softmax attention takes."""
+    torch.set_num_threads(1)
+    return_pages()
+    start = _tokens(tokens, dimension)
+    return peak_memory_mib(lambda: integrate(softmax_flow(1.0), start, 0.1, 1, "lie_rk4"), start.device)
+
+
+def test_a_step_of_2048_tokens_takes_a_few_weights_of_all_pairs_and_no_channels_of_them() -> None:
+    peak = apart(peak_of_a_step, 2048, 64)
+    if math.isnan(peak):
+        pytest.skip("this system does not tell a peak")
+    assert peak < FLOW_PEAK_PAIRS * 2048**2 * 8 / 2**20
+
+
+def test_functions_along_a_path_are_the_same_by_blocks_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = integrate(softmax_flow(1.0), _tokens(5, 3), 0.1, 12)
+    lagrangian = energy_dissipation(1.0)
+    functions = (
+        lambda: action(lagrangian, path, 0.1),
+        lambda: euler_lagrange_residual(lagrangian, path, 0.1),
+        lambda: running_imbalance(path, 0.1, 1.0),
+    )
+    whole = [function() for function in functions]
+    monkeypatch.setattr(flow, "_PAIRS_AT_ONCE", 60)  # two nodes
+    for function, expected in zip(functions, whole, strict=True):
+        torch.testing.assert_close(function(), expected, atol=SPHERE_ROUNDING, rtol=0)
+
+
+@pytest.mark.parametrize("velocity", [gradient_flow(2.0), one_over_n_flow(2.0), softmax_flow(2.0)])
+def test_energy_never_decreases_along_any_flow_that_moves_each_token_along_its_gradient(velocity: Velocity) -> None:
+    values = energy(integrate(velocity, _tokens(7, 3), 0.1, 100), 2.0)
+    assert (values.diff() > -ENERGY_GRADIENT_ROUNDING).all()
+    assert float(values[-1] - values[0]) > 0.1
 
 
 def test_energy_never_decreases_along_the_gradient_flow_and_tokens_cluster() -> None:
@@ -74,16 +201,18 @@ def test_softmax_flow_is_tangent_for_random_maps_and_a_single_token() -> None:
     maps = torch.randn(3, 5, 5, generator=generator(0, "test maps"), dtype=torch.float64)
     for tokens in (1, 7):
         x = _tokens(tokens, 5)
-        assert float(tangency_defect(x, softmax_flow(2.0, *maps)(x))) <= TANGENCY
+        assert float(tangency_defect(x, softmax_flow(2.0, *maps)(NOW, x))) <= TANGENCY
 
 
 def test_flows_are_equivariant_under_rotation_and_permutation() -> None:
     x = _tokens(7, 5)
     rotation = torch.linalg.qr(torch.randn(5, 5, generator=generator(0, "test rotation"), dtype=torch.float64)).Q
     order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
-    for flow in (gradient_flow(1.5), softmax_flow(1.5)):
-        torch.testing.assert_close(flow(x @ rotation), flow(x) @ rotation, atol=SPHERE_ROUNDING, rtol=0)
-        torch.testing.assert_close(flow(x[order]), flow(x)[order], atol=SPHERE_ROUNDING, rtol=0)
+    for velocity in (gradient_flow(1.5), softmax_flow(1.5)):
+        torch.testing.assert_close(
+            velocity(NOW, x @ rotation), velocity(NOW, x) @ rotation, atol=SPHERE_ROUNDING, rtol=0
+        )
+        torch.testing.assert_close(velocity(NOW, x[order]), velocity(NOW, x)[order], atol=SPHERE_ROUNDING, rtol=0)
 
 
 def test_a_single_token_rests_under_gradient_flow() -> None:
@@ -102,7 +231,7 @@ def test_integrators_have_their_order_on_a_rotation_whose_flow_is_known(method: 
     x = _tokens(3, 3)
     exact = x @ torch.linalg.matrix_exp(turn).mT
     errors = [
-        float(distance(integrate(lambda y: y @ turn.mT, x, 1 / n, n, method)[-1], exact).amax()) for n in (16, 32)
+        float(distance(integrate(lambda t, y: y @ turn.mT, x, 1 / n, n, method)[-1], exact).amax()) for n in (16, 32)
     ]
     # A rotation is so symmetric that the projected steps may do better than their order, never worse.
     assert math.log2(errors[0] / errors[1]) > ORDERS[method] - FITTED_ORDER
@@ -157,8 +286,8 @@ def test_the_running_imbalance_is_that_of_the_path_up_to_each_second_node_and_th
 
 
 def test_every_flow_has_zero_action_for_its_own_deviation() -> None:
-    flow = softmax_flow(1.0)
-    assert float(action(deviation(flow), integrate(flow, _tokens(5, 3), 0.05, 40), 0.05)) < 1e-10
+    velocity = softmax_flow(1.0)
+    assert float(action(deviation(velocity), integrate(velocity, _tokens(5, 3), 0.05, 40), 0.05)) < 1e-10
 
 
 def test_great_circles_satisfy_the_kinetic_equation_and_small_circles_do_not() -> None:
@@ -182,9 +311,9 @@ def test_residual_is_tangent_and_independent_of_the_extension_off_the_sphere() -
     )
     lagrangian = energy_dissipation(1.0)
 
-    def extended(x: Tensor, v: Tensor) -> Tensor:
+    def extended(t: Tensor, x: Tensor, v: Tensor) -> Tensor:
         radius = x.square().sum(dim=-1) - 1
-        return lagrangian(x, v) + (radius * (2 + x[..., 0])).sum(dim=-1)
+        return lagrangian(t, x, v) + (radius * (2 + x[..., 0])).sum(dim=-1)
 
     plain, other = (euler_lagrange_residual(each, path, 0.1) for each in (lagrangian, extended))
     torch.testing.assert_close(plain, other, atol=STENCIL_ROUNDING, rtol=0)

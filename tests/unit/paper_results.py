@@ -21,6 +21,7 @@ KINDS = {
     "riemannian": "fiberformer",
 }
 DEVICE = "invented device"
+CAUSAL = "one-way by construction, an invented convention"
 SEPARATE = "shared_query_key=false; separate_landmarks=true"
 ALL_FIVE = f"iterations=5; {SEPARATE}; statistics=batch; scale_start=one; init=default"
 ABLATION = {
@@ -65,6 +66,7 @@ class Preset:
     runs: tuple[Run, ...] = ()
     datasets: Mapping[str, Dataset] = field(default_factory=dict)
     language_models: tuple[Model, ...] = ()
+    decoder_models: tuple[Model, ...] = ()
     vision_models: tuple[Model, ...] = ()
     figures: tuple[str, ...] = tuple(FIGURES)
 
@@ -197,10 +199,15 @@ def write_connection_walk(
     windows: int = 32,
     window_tokens: int = 256,
     null_draws: int = 64,
+    parameters: float = 0.0,
+    causal: bool = False,
 ) -> Path:
-    """Connection-walk records of one invented model, by default of a family of its own."""
+    """Connection-walk records of one invented model, by default of a family of its own.
+
+    The precision is what follows "@" in the model's id; the number of parameters, unless given, a million a letter.
+    """
     rng = np.random.default_rng(len(model))
-    rows = [_walk_row(model, -1, -1, "parameters", "trained", 1e6 * len(model), 1)]
+    rows = [_walk_row(model, -1, -1, "parameters", "trained", parameters or 1e6 * len(model), 1)]
     for control, value, spread in (
         ("trained", trend, 0.05),
         ("depth_shuffled", 0.0, 0.2),
@@ -236,12 +243,68 @@ def write_connection_walk(
         rows.append(_walk_row(model, layer, -1, "identity_error", "float64_softmax", 2e-15, 1))
         rows.append(_walk_row(model, layer, -1, "connection_laplacian_error", "conditions_hold", 3e-16, 1))
         rows.append(_walk_row(model, layer, -1, "reversibility_defect", "trained", 0.3, 2))
+        over = "standard deviation over windows"
+        rows.append(_walk_row(model, layer, -1, "spectral_gap", "trained", 0.5, windows, 0.1, over))
         if layer:
-            rows.append(_walk_row(model, layer, -1, "graph_change", "trained", 1 / layer, windows))
+            for control in ("trained", "depth_shuffled", "random_init", "shuffled_tokens"):
+                rows.append(_walk_row(model, layer, -1, "graph_change", control, 1 / layer, windows, 0.1, over))
     path = folder / "analyses" / "connection_walk" / f"{model}.json"
-    frame = pd.DataFrame(rows).assign(family=family or f"{model}-family")
+    frame = pd.DataFrame(rows).assign(
+        family=family or f"{model}-family",
+        precision=model.partition("@")[2] or "float32",
+        convention=[CAUSAL if row["metric"] == "reversibility_defect" and causal else "" for row in rows],
+    )
     provenance = {"device": DEVICE, "settings": {"windows": windows, "window_tokens": window_tokens}}
     records.write(path, records.from_frame(frame, provenance=provenance, source="invented"))
+    return path
+
+
+def write_decoders(folder: Path, *, sizes: int = 3, seeds: int = 2, steps: Sequence[int] = (0, 100)) -> list[Path]:
+    """Connection-walk records of an invented family trained here: excess and convergence grow with size and step."""
+    paths = []
+    for size in range(sizes):
+        for seed in range(seeds):
+            for step in steps:
+                path = write_connection_walk(
+                    folder,
+                    f"decoder-size{size}-s{seed}-step{step}",
+                    family="decoder" if step == steps[-1] else f"decoder at step {step}",
+                    excess=0.01 * (1 + size) * (step > 0),
+                    trend=-0.2 * (1 + size) * (step > 0),
+                    parameters=3e5 * 4.0**size,
+                    causal=True,
+                )
+                paths.append(path)
+    return paths
+
+
+def write_run_walks(folder: Path, *, seeds: int = 3, datasets: Sequence[str] = ("invented-a", "invented-b")) -> Path:
+    """Connection-walk records of invented pyramids of three kinds; the Laplacian one has signed maps."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for dataset in datasets:
+        for kind, excess in (("softmax", 0.01), ("laplacian", -0.02), ("riemannian", 0.03)):
+            for seed in range(seeds):
+                run = f"{dataset}-{kind}-s{seed}"
+                found = [_walk_row(run, -1, -1, "parameters", "trained", 3.4e5, 1)]
+                for layer, heads in enumerate((1, 2, 4)):
+                    scores = 0.9 + excess + rng.normal(0, 0.002, heads)
+                    for head, score in enumerate(scores):
+                        found.append(_walk_row(run, layer, head, "isometry_score", "trained", float(score), 1))
+                        found.append(_walk_row(run, layer, head, "identity_error", "trained", 1e-15, 2))
+                    over = "standard deviation over heads"
+                    for control, values in (("trained", scores), ("null", scores * 0 + 0.9), ("excess", scores - 0.9)):
+                        spread = float(values.std(ddof=1)) if heads > 1 else math.nan
+                        mean = float(values.mean())
+                        found.append(_walk_row(run, layer, -1, "isometry_score", control, mean, heads, spread, over))
+                    found.append(_walk_row(run, layer, -1, "identity_error", "trained", 2e-15, 2))
+                    signed = 0.4 if kind == "laplacian" else 0.0
+                    found.append(_walk_row(run, layer, -1, "negative_share", "trained", signed, 2))
+                labels = {"dataset": dataset, "attention": kind, "family": f"{kind} pyramid", "seed": seed}
+                rows += [row | labels for row in found]
+    path = folder / "analyses" / "connection_walk_runs.json"
+    provenance = {"device": DEVICE, "settings": {}}
+    records.write(path, records.from_frame(pd.DataFrame(rows), provenance=provenance, source="invented"))
     return path
 
 
@@ -281,7 +344,63 @@ def write_variational(
     series("first_variation", "flow_path", "none", "action_change", variation_slopes[0], 2.0)
     series("first_variation", "generic_path", "none", "action_change", variation_slopes[1], 1.0)
     series("minimiser_shift", "newton", "none", "shift", shift_slope, 1.0)
+    series("minimiser_shift_predicted", "newton", "none", "error", 1.0, 1.0)
+    series("stationary_path", "free_end", "none", "distance", 2.0, 2.0)
+    series("stationary_path", "free_end", "one_over_n", "distance", 0.0, 0.0)
+    over_seeds: dict[str, Any] = {"n": seeds, "spread": 0.5, "spread_kind": "std over seeds"}
+    for beta, control in ((0, "uniform_weights"), (4, "none"), (16, "none")):
+        for time in (1, 16, 256):
+            count = max(1.0, beta - 0.01 * time)
+            rows.append(_variational_row("clusters", f"beta_{beta}", control, "clusters", time, count, **over_seeds))
+    for method in ("softmax_flow", "quadrature"):
+        for beta in (1, 2, 4):
+            rows.append(_variational_row("clustering_time", method, "none", "time", beta, 2.0**beta, **over_seeds))
     path = folder / "analyses" / "variational.json"
+    records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
+    return path
+
+
+def write_trajectories(
+    folder: Path,
+    model: str,
+    *,
+    layers: int = 5,
+    windows: int = 32,
+    excess: float = -0.01,
+    closer: float = -0.1,
+    run: tuple[str, str] | None = None,
+    nan: bool = False,
+) -> Path:
+    """Trajectory records of one invented model, or of one invented run of a (data set, attention kind)."""
+    rows: list[dict[str, object]] = []
+    interval = {"spread": 0.002, "spread_kind": "half-width of the 95 % bootstrap interval over windows and draws"}
+    labels: dict[str, object] = {"model": model, "unit": "1"}
+    labels |= {"dataset": run[0], "attention": run[1]} if run else {}
+    metrics = {
+        "step_size": 0.3,
+        "tangential_share": 0.95,
+        "el_residual_free": 0.6,
+        "el_residual_potential": 0.5,
+        "geodesic_curvature": 4.0,
+    }
+    for place, control in enumerate(("trained", "random_init", "random_walk", "depth_shuffled")):
+        for metric, value in metrics.items():
+            for layer in range(layers):
+                low = {} if control == "random_init" else {"low": value + 0.05 * place, "high": value + 0.06 * place}
+                missing = nan and control == "trained" and layer == 1
+                measured = {"value": math.nan if missing else value + 0.055 * place, "n": windows, "spread": 0.02}
+                rows.append(labels | low | measured | {"metric": metric, "control": control, "layer": layer})
+            if place:
+                bounds = {"value": closer, "low": closer - 0.002, "high": closer + 0.002, "n": windows}
+                rows.append(
+                    labels | interval | bounds | {"metric": f"{metric}_difference", "control": control, "layer": -1}
+                )
+    share = {"metric": "tangential_share_excess", "control": "random_walk", "value": excess, "n": windows, "layer": -1}
+    rows.append(labels | interval | share)
+    for layer in range(layers):
+        gain = {"metric": "norm_gain_cv", "control": "trained", "value": 0.2, "n": 1, "layer": layer}
+        rows.append(labels | gain)
+    path = folder / "analyses" / ("own_trajectories.json" if run else f"trajectories/{model}.json")
     records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
     return path
 
@@ -639,12 +758,15 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
     """Results that every target can be made of, by target."""
     runs = write_runs(folder, nan_run=nan_run)
     walks = [write_connection_walk(folder, model) for model in ("invented-encoder", "invented-decoder@4bit")]
+    run_walks, decoders = write_run_walks(folder), write_decoders(folder)
     variational, injectivity = write_variational(folder, nan=nan_run), write_injectivity(folder)
     timings, gpu = write_operator_timings(folder), write_gpu_timings(folder, devices=["Invented GPU"])
     solver, tokens = write_solver(folder), write_tokens(folder)
     ablation = write_ablation(folder, ABLATION)
     ablation += write_ablation(folder, {"": (84.0, 84.5, 83.0)}, kind="softmax", residual=None)
     lambdas = write_ablation(folder, {"lambda_=2": (78.0, 79.0, 77.5)})
+    paths = [write_trajectories(folder, model, nan=nan_run) for model in ("invented-encoder", "invented-decoder@4bit")]
+    paths.append(write_trajectories(folder, "invented-run", run=("invented-a", "softmax")))
     distance, maps = write_attention_distance(folder, nan=nan_run), write_attention_maps(folder)
     return {
         "fig1": [distance],
@@ -657,12 +779,17 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
         "fig6": [solver],
         "fig7": [injectivity],
         "fig8": maps,
-        "fig10": walks,
+        "fig9": walks,
+        "fig10": [*walks, run_walks],
+        "fig11": [*walks, *decoders],
         "fig16": [variational],
+        "fig17": paths,
         "edge": [write_edge(folder)],
         "tuning": write_tuning(folder, {1e-3: 70.0, 3e-3: 80.0, 1e-2: 75.0}),
         "tab2": [*ablation, *lambdas],
         "tab3": [path for path in ablation if "init" not in path.parent.name],
         "tab4": ablation,
-        "tab9": [*runs, *walks, variational, injectivity, timings, gpu, solver, tokens, distance],
+        "tab6": [*walks, *decoders, run_walks],
+        "tab7": [*walks, run_walks],
+        "tab9": [*runs, *walks, variational, *paths, injectivity, timings, gpu, solver, tokens, distance],
     }

@@ -16,18 +16,21 @@ from attngeo.jobs import analysis, sources, stamps
 from attngeo.jobs import train as train_job
 from attngeo.jobs.attention_distance import attention_distance
 from attngeo.jobs.attention_maps import attention_maps
+from attngeo.jobs.connection_walk_runs import connection_walk_runs
 from attngeo.jobs.trained import evenly_spread, load_trained
 from attngeo.paper import records
 from attngeo.paper.decisions import DECISIONS, Finding
-from attngeo.paper.figures import fig01_kernel_profiles, fig08_attention_maps
-from attngeo.paper.targets import ATTENTION_DISTANCE, ATTENTION_MAPS
+from attngeo.paper.figures import fig01_kernel_profiles, fig08_attention_maps, fig10_transport_isometry
+from attngeo.paper.tables import tab06_models, tab07_identities
+from attngeo.paper.targets import ATTENTION_DISTANCE, ATTENTION_MAPS, RUN_WALKS
 from tests.analyses import tiny_language_models as tiny
+from tests.tolerances import WALK_IDENTITY_FLOAT64
 from tests.unit.data_support import image_folder
 from tests.unit.test_training_evaluate import Silent
 
 ROOT = Path(__file__).parents[2]
 CLASSES = {"ant": (9, 5), "bee": (7, 3), "cat": (8, 4)}
-RUNS = {"laplacian": "fig1,fig8", "softmax": "fig1,fig8", "gaussian": "fig8", "fiber": "fig8"}
+RUNS = {"laplacian": "fig1,fig8,fig10", "softmax": "fig1,fig8,fig10", "gaussian": "fig8,fig10", "fiber": "fig8,fig10"}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,8 @@ def preset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preset]:
         "description: own\nexpected: seconds\ndatasets:\n  animals: {source: animals, storage: folder}\n"
         "vision_models:\n  - {id: eye, source: eye}\n"
         "attention_distance: {images: 3, model: eye, layers: [0, 2], queries: 5}\n"
-        "attention_maps: {images: 4, shown: 2}\nfigures: [fig1, fig8]\ntables: []\n"
+        "attention_maps: {images: 4, shown: 2}\nconnection_walk: {images: 2, null_draws: 4}\n"
+        "figures: [fig1, fig8, fig10]\ntables: []\n"
     )
     lines = [f"{kind}\t{kind}former_nano\tanimals\tsmoke-texture\t0\t{feeds}\n" for kind, feeds in RUNS.items()]
     (folder / "config/own/runs.tsv").write_text("run_id\tmodel\tdataset\trecipe\tseed\tfeeds\n" + "".join(lines))
@@ -134,10 +138,27 @@ def test_attention_maps_from_runs_to_figure(preset: Preset) -> None:
     assert "n = 4 images" in drawn.caption
 
 
+def test_walks_of_trained_runs_are_exact_and_shown_by_kind(preset: Preset) -> None:
+    connection_walk_runs(preset, "d")
+    path = preset.results / RUN_WALKS
+    frame = records.read(path)
+    assert set(frame["model"]) == set(RUNS)
+    exact = tab07_identities.tabulate([path]).frame
+    assert list(exact["model"]) == [f"{kind} on animals" for kind in ("gaussian", "laplacian", "riemannian", "softmax")]
+    assert exact[["single head", "multi head, float64 softmax"]].max(axis=None) <= WALK_IDENTITY_FLOAT64
+    table = tab06_models.tabulate([path]).frame
+    assert list(table["model"]) == list(exact["model"])
+    assert (table["score"] - table["null"]).tolist() == pytest.approx(table["excess"].tolist())
+    drawn = fig10_transport_isometry.draw([path])
+    assert drawn.figure.axes[0].get_title("left") == "(a) trained here: animals"
+    assert "n = 1 runs" in drawn.caption
+
+
 def test_stamps_hold_the_kinds_that_a_figure_looks_into(preset: Preset) -> None:
     for name, kinds, others in (
         ("attention_distance", ("laplacian", "softmax"), ("riemannian", "gaussian")),
         ("attention_maps", ("laplacian", "softmax", "gaussian", "riemannian"), ("laplacian_exact",)),
+        ("connection_walk_runs", ("laplacian", "softmax", "gaussian", "riemannian"), ("laplacian_exact",)),
     ):
         text = str(stamps.current_stamp(preset, name))
         assert all(f"attngeo.layers.{kind}" in text for kind in kinds)

@@ -177,7 +177,10 @@ def test_powered_presets_ask_for_what_the_rules_need(preset):
     asked = {
         "seeds": len(settings["variational"]["seeds"]),
         "images": min(settings[key]["images"] for key in ("injectivity", "connection_walk", "attention_distance")),
-        "windows": settings["connection_walk"]["windows"],
+        "windows": min(
+            settings["connection_walk"]["windows"],
+            *(settings["trajectories"][key] for key in ("windows", "images")),  # an image is a vision model's window
+        ),
         "tokens a window": settings["connection_walk"]["window_tokens"],
         "null draws": settings["connection_walk"]["null_draws"],
         "sizes a fit": sum(
@@ -478,30 +481,82 @@ def test_files_outside_the_inputs_are_no_evidence(tmp_path):
     assert stale.exists()
 
 
-def test_scale_needs_three_sizes_of_one_family():
-    def model(name, family, size, excess):
-        shared = {"model": name, "family": family, "precision": "float32"}
-        return (
-            shared | {"metric": "parameters", "control": "trained", "value": size},
-            shared | {"metric": "isometry_score", "control": "excess", "value": excess},
-        )
+def sized(name, family, size, excess, trend=None, precision="float32"):
+    """A model's parameters, excess and, in a model deep enough for one, the trend of its graph change with depth."""
+    shared = {"model": name, "family": family, "precision": precision, "head": -1, "layer": 0}
+    found = [
+        shared | {"metric": "parameters", "control": "trained", "value": size},
+        shared | {"metric": "isometry_score", "control": "excess", "value": excess},
+    ]
+    for control, value in (("trained", trend), ("depth_shuffled", 0.0)) if trend is not None else ():
+        found.append(shared | {"metric": "graph_change_trend", "control": control, "value": value, "layer": -1})
+    changes = shared | {"metric": "graph_change", "control": "trained", "value": 1.0}
+    return [*found, *(changes | {"layer": layer} for layer in range(1, 6) if trend is not None)]
 
-    two = [*model("a", "f", 1e6, 0.1), *model("b", "f", 2e6, 0.2), *model("c", "g", 3e6, 0.3)]
+
+def trend_of(*models):
+    """The finding on made-up models (`sized`)."""
+    return DECISIONS["scale_trend"](frame(*(row for model in models for row in model)))
+
+
+def test_scale_needs_three_sizes_of_one_family_and_both_phenomena():
+    two = [sized("a", "f", 1e6, 0.1, -0.1), sized("b", "f", 2e6, 0.2, -0.2), sized("c", "g", 3e6, 0.3, -0.3)]
+    with pytest.raises(Lacking, match="excess at 2 sizes of one family"):
+        trend_of(*two)
+    assert trend_of(*two, sized("d", "f", 4e6, 0.3, -0.3)).outcome is Outcome.MET
+    assert trend_of(*two, sized("d", "f", 4e6, 0.3, -0.15)).outcome is Outcome.MIXED
+    assert trend_of(*two, sized("d", "f", 4e6, 0.15, -0.15)).outcome is Outcome.NOT_MET
+    with pytest.raises(Lacking, match=r"convergence at 2 sizes .*; excess, f float32 \+1.00 over 3 sizes"):
+        trend_of(*two, sized("d", "f", 4e6, 0.3))  # too shallow for a trend with depth
+    falling = [sized("a", "f", 1e6, 0.3, -0.3), sized("b", "f", 2e6, 0.2, -0.2), sized("d", "f", 4e6, 0.1, -0.1)]
+    assert trend_of(*falling).outcome is Outcome.REVERSE
+    rising = [sized("x", "g", 1e6, 0.1, -0.1), sized("y", "g", 2e6, 0.2, -0.2), sized("z", "g", 4e6, 0.3, -0.3)]
+    found = trend_of(*falling, *rising)
+    assert found.outcome is Outcome.MIXED
+    assert "both strengthen with size in 1 of 2 families" in found.reason
     with pytest.raises(Lacking, match="2 sizes of one family"):
-        DECISIONS["scale_trend"](frame(*two))
-    assert DECISIONS["scale_trend"](frame(*two, *model("d", "f", 4e6, 0.3))).outcome is Outcome.MET
-    assert DECISIONS["scale_trend"](frame(*two, *model("d", "f", 4e6, 0.15))).outcome is Outcome.NOT_MET
-    assert DECISIONS["scale_trend"](frame(*two, *model("d", "f", 0.5e6, 0.3))).outcome is Outcome.NOT_MET
-    falling = [*model("a", "f", 1e6, 0.3), *model("b", "f", 2e6, 0.2), *model("d", "f", 4e6, 0.1)]
-    assert DECISIONS["scale_trend"](frame(*falling)).outcome is Outcome.REVERSE
-    rising = [*model("x", "g", 1e6, 0.1), *model("y", "g", 2e6, 0.2), *model("z", "g", 4e6, 0.3)]
-    assert DECISIONS["scale_trend"](frame(*falling, *rising)).outcome is Outcome.MIXED
-    with pytest.raises(Lacking, match="2 sizes of one family"):
-        DECISIONS["scale_trend"](frame(*two, *model("d", "f", 2e6, 0.3)))
+        trend_of(*two, sized("d", "f", 2e6, 0.3, -0.3))
     with pytest.raises(Lacking, match="the same at every size"):
-        DECISIONS["scale_trend"](frame(*model("a", "f", 1, 0.1), *model("b", "f", 2, 0.1), *model("c", "f", 3, 0.1)))
+        trend_of(*(sized(name, "f", size, 0.1, -0.1) for size, name in enumerate("abc", start=1)))
     with pytest.raises(Lacking, match="parameters of d have not been counted"):
-        DECISIONS["scale_trend"](frame(*two, model("d", "f", 4e6, 0.3)[1]))
+        trend_of(*two, sized("d", "f", 4e6, 0.3)[1:])
+
+
+def test_seeds_of_a_size_are_averaged_before_the_trend():
+    seeds = [(0.1, 0.3), (0.4, 0.2), (0.35, 0.45)]  # means 0.2, 0.3, 0.4; neither seed alone rises throughout
+    models = [
+        sized(f"own-{size}-s{seed}-step9", "own", 10.0**size, excess, -excess)
+        for size, of_size in enumerate(seeds)
+        for seed, excess in enumerate(of_size)
+    ]
+    found = trend_of(*models)
+    assert found.outcome is Outcome.MET
+    assert found.numbers["sizes, excess, own float32"] == 3
+
+
+def test_quantised_models_and_earlier_steps_are_in_no_trend():
+    rising = [sized(name, "f", 10.0**size, size, -size) for size, name in enumerate(["a", "b", "c"])]
+    quantised = sized("q@4bit", "f", 1e9, -5.0, 0.9, precision="4bit")
+    quantised_sizes = [sized(f"q{i}@4bit", "f", 10.0**i, -i, float(i), precision="4bit") for i in range(3)]
+    earlier = [
+        sized(f"own-{size}-s0-step{step}", f"own at step {step}", 10.0**size, -size, float(size))
+        for size in range(3)
+        for step in (0, 10)
+    ]
+    found = trend_of(*rising, quantised, *quantised_sizes, *earlier)
+    assert found.outcome is Outcome.MET
+    assert "in 1 of 1 families" in found.reason
+    assert found.numbers["quantised, in no trend"] == "q0@4bit, q1@4bit, q2@4bit, q@4bit"
+
+
+def test_seeds_and_steps_of_own_models_do_not_outvote_other_models(tmp_path):
+    paper_results.write_decoders(tmp_path, sizes=1, seeds=4)
+    for model in ("a", "bb"):
+        paper_results.write_connection_walk(tmp_path, model, excess=-0.02)
+    found = verdict("P3.e", "study", tmp_path)
+    assert "above the null: 1 of 3, below it: 2" in found.reason
+    assert len([name for name in verdict("P3.d", "study", tmp_path).numbers if name.endswith("random init")]) == 3
+    assert "3 families" in verdict("P3.a", "study", tmp_path).reason
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,11 @@ import pytest
 from attngeo.errors import UserError
 from attngeo.files import write_json
 from attngeo.paper import records, render, style
-from attngeo.paper.layers import isometry_by_layer
+from attngeo.paper.decisions import DECISIONS
+from attngeo.paper.layers import interval_95, isometry_by_layer
 from attngeo.paper.results import require_inputs
 from attngeo.paper.targets import FIGURES, TABLES
+from attngeo.paper.walks import number_of_model
 from tests.tolerances import RASTERISED_SCATTER_BYTES
 from tests.unit import paper_results
 
@@ -88,13 +90,13 @@ def test_caption_names_preset_device_and_n(with_nan, name):
         assert "n = " in caption or name == "tab1"
 
 
-@pytest.mark.parametrize(("name", "count"), [("fig2", 6), ("fig3", 2), ("fig16", 9), ("tab1", 2)])
+@pytest.mark.parametrize(("name", "count"), [("fig2", 6), ("fig3", 2), ("fig16", 12), ("tab1", 2)])
 def test_caption_counts_what_was_not_finite(with_nan, name, count):
-    # Two data sets with one run whose loss is NaN in 3 epochs, and a control whose 3 series of 3 steps are NaN.
+    # Two data sets with one run whose loss is NaN in 3 epochs, and a control whose 4 series of 3 steps are NaN.
     assert f" {count} values were not finite and could not be drawn." in made(name, with_nan).caption
 
 
-@pytest.mark.parametrize("name", ["fig5", "fig7", "fig10", "tab5"])
+@pytest.mark.parametrize("name", ["fig5", "fig7", "fig9", "fig10", "fig11", "tab5"])
 def test_caption_is_silent_where_all_is_finite(with_nan, name):
     assert "not finite" not in made(name, with_nan).caption
 
@@ -188,7 +190,7 @@ def test_the_classification_table_names_the_rates(tmp_path):
     assert f"Peak learning rates: {expected} (" in made("tab1", {"tab1": paths}).caption
 
 
-@pytest.mark.parametrize("name", ["fig2", "fig3", "fig10", "tab1", "tab9", "tuning"])
+@pytest.mark.parametrize("name", ["fig2", "fig3", "fig9", "fig10", "fig11", "tab1", "tab6", "tab7", "tab9", "tuning"])
 def test_nothing_to_draw_is_said_plainly(name):
     with pytest.raises(UserError, match=f"no (run|model|file) of the preset feeds {name}"):
         made(name, {name: []})
@@ -212,7 +214,7 @@ def test_ids_of_models_are_whole_and_within_the_figure(tmp_path, count):
     assert_titles_fit(figure)
 
 
-@pytest.mark.parametrize("name", ["fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig16"])
+@pytest.mark.parametrize("name", ["fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig9", "fig11", "fig16"])
 def test_titles_are_within_the_figure(with_nan, name):
     assert_titles_fit(made(name, with_nan).figure)
 
@@ -399,6 +401,120 @@ def test_isometry_panels_keep_null_and_excess(with_nan):
     data = made("fig10", with_nan).data
     assert set(data["control"]) == {"trained", "null", "excess"}
     assert (data.loc[data["control"] == "excess", "low"] < data.loc[data["control"] == "excess", "value"]).all()
+
+
+def test_graphs_by_depth_are_drawn_beside_their_controls_and_what_is_absent_is_said(tmp_path):
+    walks = [paper_results.write_connection_walk(tmp_path / "demo", name) for name in ("encoder", "causal-decoder")]
+    walks += paper_results.write_decoders(tmp_path / "demo", sizes=1, seeds=2)
+    drawn = made("fig9", {"fig9": walks})
+    changes = drawn.data[drawn.data["metric"] == "graph_change"]
+    assert set(changes["control"]) == {"trained", "depth_shuffled", "random_init", "shuffled_tokens"}
+    assert (changes["low"] < changes["value"]).all()
+    texts = [text.get_text() for axis in drawn.figure.axes for text in axis.texts]
+    assert texts == ["not measured"] * 3  # the subspace angle, once a model
+    assert "decoder-size0-s0-step100: 1 by construction, attention is causal" in drawn.caption
+    assert "3 more models trained here are left out" in drawn.caption
+
+
+def test_intervals_of_windows_are_the_records_own_where_they_have_them():
+    row = {"value": 1.0, "spread": 2.0, "spread_kind": "standard deviation over windows", "n": 4}
+    assert interval_95(row | {"low": 0.7, "high": 1.2}) == (0.7, 1.2)
+    # Student quantile of 3 degrees of freedom, 3.182, times 2 / sqrt(4).
+    assert interval_95(row | {"low": math.nan, "high": math.nan}) == pytest.approx((1 - 3.182446, 1 + 3.182446))
+    assert all(map(math.isnan, interval_95(row | {"n": 1})))
+
+
+def test_quantised_models_are_hollow_and_in_no_line(tmp_path):
+    folder = tmp_path / "demo"
+    for size, name in enumerate(["a", "b", "c"]):
+        for precision, sign in (("", 1), ("@4bit", -1)):
+            paper_results.write_connection_walk(
+                folder, name + precision, family="f", excess=sign * 0.01 * size, parameters=10.0 ** (6 + size)
+            )
+    drawn = made("fig11", {"fig11": sorted(folder.glob("analyses/connection_walk/*.json"))})
+    handles, labels = drawn.figure.axes[0].get_legend_handles_labels()
+    lines = {label: handle.lines[0] for handle, label in zip(handles, labels, strict=True)}
+    assert lines["f, 4bit"].get_markerfacecolor() == lines["f, 4bit"].get_linestyle().lower() == "none"
+    assert lines["f, float32"].get_linestyle() == "-"
+    assert "in no line or correlation: a@4bit, b@4bit, c@4bit, quantised" in drawn.caption
+    assert "excess within families f float32 +1.00 (n = 3 sizes), across families +1.00 (n = 3)" in drawn.caption
+
+
+def test_emergence_over_training_has_a_row_of_its_own_where_it_was_measured(tmp_path):
+    own = paper_results.write_decoders(tmp_path / "demo", sizes=2, seeds=2, steps=(0, 10, 100))
+    drawn = made("fig11", {"fig11": own})
+    assert len(drawn.figure.axes) == 4
+    assert set(drawn.data["step"]) == {0, 10, 100}
+    assert set(drawn.data["seeds"]) == {2}
+    last = [path for path in own if "step100" in path.name]
+    assert len(made("fig11", {"fig11": last}).figure.axes) == 2
+
+
+def test_runs_trained_here_stand_apart_from_pretrained_models(with_nan):
+    drawn = made("fig10", with_nan)
+    own = drawn.data[drawn.data["dataset"].notna()]
+    assert set(own["attention"]) == {"softmax", "laplacian", "riemannian"}
+    assert set(own["n"]) == {3}
+    means = own[own["control"] == "excess"].groupby("attention")["value"].mean()
+    assert means.idxmax() == "riemannian"
+    table = made("tab6", with_nan).frame.set_index("model")
+    assert table.loc["laplacian on invented-a", "heads"] == "1/2/4"
+    assert table.loc["laplacian on invented-a", "n"] == 3
+    assert table.loc["laplacian on invented-a", "high"] < 0 < table.loc["riemannian on invented-a", "low"]
+    exact = made("tab7", with_nan).frame.set_index("model")
+    assert exact.loc["softmax on invented-b", "negative"] == 0 < exact.loc["laplacian on invented-b", "negative"]
+
+
+def test_models_are_tabulated_with_what_was_measured_of_them(with_nan):
+    drawn = made("tab6", with_nan)
+    table = drawn.frame.set_index("model")
+    assert not [name for name in table.index if name.endswith("step0")]
+    assert "6 earlier steps of models trained here" in drawn.caption
+    assert table.loc["invented-encoder", "layers"] == 7
+    assert pd.isna(table.loc["invented-encoder", "width"])
+    assert "Quantised, in no trend: invented-decoder@4bit" in drawn.caption
+    assert pd.isna(table.loc["invented-encoder", "above, adjusted"])
+    row = {"model": "x", "control": "trained", "metric": "value_groups", "value": 2.0}
+    assert number_of_model(pd.DataFrame([row]), "value_groups") == 2
+    assert number_of_model(pd.DataFrame([row]), "heads") is None
+
+
+def test_what_newer_records_say_of_a_model_stands_in_its_row(tmp_path):
+    path = paper_results.write_connection_walk(tmp_path / "demo", "m")
+    file = records.read_file(path)
+    labels = {"model": "m", "family": "f", "precision": "float32", "layer": -1, "head": -1, "control": "trained"}
+    numbers = {"layers": 7.0, "heads": 8.0, "value_groups": 2.0, "head_dim": 5.0, "model_dim": 40.0}
+    numbers["graph_change_trend_without_first_token"] = -0.4
+    newer = [records.Record(metric=metric, value=value, n=1, labels=labels) for metric, value in numbers.items()]
+    adjusted = {"isometry_score_layers_above_null": 3.0, "isometry_score_layers_below_null": 1.0}
+    excess = labels | {"control": "excess"}
+    newer += [records.Record(metric=metric, value=value, n=7, labels=excess) for metric, value in adjusted.items()]
+    records.write(path, file.model_copy(update={"records": [*file.records, *newer]}))
+    row = made("tab6", {"tab6": [path]}).frame.iloc[0]
+    assert (row["heads"], row["head dim"], row["width"], row["layers"]) == ("8/2", 5, 40, 7)
+    assert (row["above, adjusted"], row["below, adjusted"], row["trend, no first token"]) == (3, 1, -0.4)
+    assert made("tab7", {"tab7": [path]}).frame.iloc[0]["head layout"] == "4 heads, 2 value groups"
+    found = DECISIONS["isometry_excess"](records.read(path))
+    assert found.numbers["layers above the null once adjusted for their number (Holm), m"] == "3 of 7"
+
+
+def test_the_table_of_identities_keeps_the_largest_error_and_shows_a_nan(tmp_path):
+    path = paper_results.write_connection_walk(tmp_path / "demo", "m")
+    file = records.read_file(path)
+    errors = [record for record in file.records if record.metric == "identity_error"]
+    heads = [place for place, record in enumerate(file.records) if record in errors and record.labels["head"] == 2]
+
+    def with_value(value):
+        changed = list(file.records)
+        changed[heads[1]] = changed[heads[1]].model_copy(update={"value": value})
+        records.write(path, file.model_copy(update={"records": changed}))
+        return made("tab7", {"tab7": [path]}).frame.iloc[0]
+
+    found = with_value(1e-9)
+    assert found["single head"] == 1e-9
+    assert found["multi head, float64 softmax"] == 2e-15
+    assert found["head layout"] == "4 heads"
+    assert math.isnan(with_value(math.nan)["single head"])
 
 
 def test_user_defined_attention_kind_gets_a_style_of_its_own(tmp_path):

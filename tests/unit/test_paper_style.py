@@ -7,7 +7,7 @@ import pytest
 
 from attngeo.paper.figures.fig03_accuracy_cost import FAMILIES
 from attngeo.paper.figures.fig07_injectivity import EXACT, NYSTROM
-from attngeo.paper.style import ATTENTION, CONTROL, series_for
+from attngeo.paper.style import ATTENTION, CONTROL, GRAPH_CONTROL, series_for
 from tests.tolerances import SMALLEST_COLOUR_DISTANCE, SMALLEST_LIGHTNESS_STEP
 
 # Machado, Oliveira, Fernandes (2009), severity 1, on linear RGB.
@@ -29,7 +29,7 @@ def lab(linear: np.ndarray) -> np.ndarray:
     return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
 
 
-@pytest.mark.parametrize("palette", [MAIN, CONTROL], ids=["attention", "control"])
+@pytest.mark.parametrize("palette", [MAIN, CONTROL, GRAPH_CONTROL], ids=["attention", "control", "graphs"])
 def test_colours_differ_with_and_without_colour_blindness_and_in_grey(palette):
     for one, two in itertools.combinations(palette.values(), 2):
         for view in (np.eye(3), DEUTERANOPIA):
@@ -40,7 +40,9 @@ def test_colours_differ_with_and_without_colour_blindness_and_in_grey(palette):
 
 
 @pytest.mark.parametrize(
-    "palette", [ATTENTION, CONTROL, FAMILIES, NYSTROM], ids=["kinds", "controls", "families", "forms"]
+    "palette",
+    [ATTENTION, CONTROL, GRAPH_CONTROL, FAMILIES, NYSTROM],
+    ids=["kinds", "controls", "graphs", "families", "forms"],
 )
 def test_shape_alone_tells_series_apart(palette):
     assert len({series.marker for series in palette.values()}) == len(palette)

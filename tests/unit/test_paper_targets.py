@@ -43,12 +43,29 @@ def test_every_pretrained_model_is_an_input_of_the_isometry_figure():
     assert FIGURES["fig10"].inputs(Preset("p", language_models=PRESET.language_models)) == expected[:1]
 
 
+def test_runs_that_feed_the_isometry_figure_are_walked_and_shown_with_the_pretrained_models():
+    fed = Preset("p", runs=(Run("a", "m", "d", 0, feeds=("fig10",)),), language_models=PRESET.language_models)
+    walks = ["analyses/connection_walk/small@q4.json", "analyses/connection_walk_runs.json"]
+    for target in (FIGURES["fig10"], TABLES["tab6"], TABLES["tab7"]):
+        assert target.inputs(fed) == walks
+    for target in (FIGURES["fig9"], FIGURES["fig11"]):
+        assert target.inputs(fed) == walks[:1]
+
+
+def test_every_pretrained_model_and_the_runs_that_feed_it_are_inputs_of_the_figure_of_trajectories():
+    models = ["analyses/trajectories/small@q4.json", "analyses/trajectories/eye.json"]
+    assert FIGURES["fig17"].inputs(PRESET) == models
+    fed = Preset("p", runs=(Run("a", "m", "d", 0, feeds=("fig17",)),))
+    assert FIGURES["fig17"].inputs(fed) == ["analyses/own_trajectories.json"]
+    assert FIGURES["fig17"].inputs(Preset("p")) == []
+
+
 def test_ledger_reads_every_analysis_and_every_run_of_table_1():
     inputs = TABLES["tab9"].inputs(PRESET)
     assert [path for path in inputs if path.startswith("runs/")] == ["runs/a/final.json", "runs/b/final.json"]
     assert {"analyses/injectivity.json", "analyses/variational.json", "analyses/connection_walk/eye.json"} < set(inputs)
     assert {"benchmarks/operators.json", "benchmarks/gpu.json", "benchmarks/solver.json"} < set(inputs)
-    assert "benchmarks/tokens.json" in inputs
+    assert {"benchmarks/tokens.json", "analyses/trajectories/eye.json"} < set(inputs)
     assert PAGES["claims"].inputs(PRESET) == inputs
 
 

@@ -57,12 +57,26 @@ def test_own_images(finished_copy: ProjectCopy) -> None:
     assert {path.name for path in (finished_copy.root / "exported").iterdir()} == {"config.json", "model.safetensors"}
 
 
+def test_own_decoders(finished_copy: ProjectCopy) -> None:
+    run_example(finished_copy, "own-decoders")
+    results = finished_copy.root / "results/my-decoders"
+    models = [f"decoder-{size}-s0-step{step}" for size in ("tiny", "small") for step in (0, 5, 20)]
+    assert {path.stem for path in (results / "analyses/connection_walk").glob("*.json")} == set(models)
+    for size in ("tiny", "small"):
+        final = json.loads((results / f"decoders/{size}-s0/final.json").read_text())
+        assert final["status"] == "FINISHED"
+    assert finished_copy.planned("--config preset=my-decoders") == []
+
+
 def test_own_language_model(finished_copy: ProjectCopy) -> None:
     shutil.copytree(embedded.fetch("minilm-l3"), finished_copy.root / "my_model")
     run_example(finished_copy, "own-model")
     data = pd.read_csv(finished_copy.root / "results/my-model/figures/fig10.csv")
     assert set(data["model"]) == {"my-model"}
     assert Path(finished_copy.root / "paper_figures/fig10.pdf").stat().st_size > 0
+    paths = pd.read_csv(finished_copy.root / "results/trajectories/my_model.csv")
+    assert set(paths["model"]) == {"my_model"}
+    assert paths["answer"].str.contains("than random walk").sum() == 2
 
 
 def test_own_ablation(finished_copy: ProjectCopy) -> None:

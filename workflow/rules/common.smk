@@ -48,6 +48,15 @@ LOGS = f"{RESULTS}/logs"
 EXTENSION = "results/extension.json"
 TRACKING = "results/tracking.json"
 
+# What is read of a decoder of our own.
+DECODER_FILES = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "source.json",
+)
+
 # Names in paper_figures/ and the file below results/<preset>/ that each is a copy of.
 SHOWN = {
     Path(path).name: path for target in TARGETS.values() for path in target.outputs
@@ -102,6 +111,8 @@ def embedded_input(name, source):
 def walked_inputs(wildcards):
     """The model, and the images that a vision model looks at."""
     model = PRESET.analysed_models[wildcards.model]
+    if model in PRESET.decoder_models:
+        return [f"{model.source}/{name}" for name in DECODER_FILES]
     images = ["results/embedded/textile.json"] if model in PRESET.vision_models else []
     return embedded_input(model.id, model.source) + images
 

@@ -15,3 +15,45 @@ rule variational:
         preset=PRESET.name,
     shell:
         "attngeo analyze variational --preset {params.preset} --stamp {input.code} --threads {threads} > {log} 2>&1"
+
+
+rule trajectories:
+    input:
+        walked_inputs,
+        ancient(TRACKING),
+        code=stamp("trajectories/{model}"),
+    output:
+        f"{RESULTS}/analyses/trajectories/{{model}}.json",
+    log:
+        f"{LOGS}/trajectories/{{model}}.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("analyze").threads
+    resources:
+        **needs("analyze"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo analyze variational {wildcards.model} --preset {params.preset}"
+        " --stamp {input.code} --threads {threads} > {log} 2>&1"
+
+
+rule own_trajectories:
+    input:
+        trained_inputs(PRESET.runs_that_feed("fig17")),
+        ancient(TRACKING),
+        code=stamp("own_trajectories"),
+    output:
+        f"{RESULTS}/analyses/own_trajectories.json",
+    log:
+        f"{LOGS}/own_trajectories.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("analyze").threads
+    resources:
+        **needs("analyze"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo analyze variational --runs --preset {params.preset} --stamp {input.code}"
+        " --threads {threads} > {log} 2>&1"

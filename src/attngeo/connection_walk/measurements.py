@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attngeo.connection_walk import identities, nulls, stationarity, walk
+from attngeo.connection_walk import bootstrap, identities, nulls, stationarity, walk
 from attngeo.errors import UserError
 from attngeo.language_models.architectures import AttentionSite
 from attngeo.language_models.capture import LayerCapture
@@ -28,15 +28,20 @@ COLUMNS = (
     "n",
     "spread",
     "spread_kind",
+    "low",
+    "high",
     "convention",
 )
 """Columns of the frame. Layer -1 is the whole model, head -1 the whole layer; convention defines the number.
 
-family is the architecture ("bert"), revision the hub's commit that the weights are from, empty for a local folder.
+low and high are the 95 % bootstrap interval of a mean over windows, of an excess that no window enters that of the mean
+over heads less that over null draws; NaN for any other number and for fewer than `bootstrap.FEWEST` values.
+family is the architecture ("bert") or what the model's source.json says, revision the hub's commit that the weights
+are from, empty for a local folder.
 """
 
 SINK_TOKENS = 4  # tokens left out of a decoder's reversibility: attention sinks sit on the first few
-WITHOUT_FIRST = "reversibility_defect_without_first_token"  # of encoders, which may have a sink there
+WITHOUT_FIRST = "_without_first_token"  # ends the names of metrics that leave an attention sink out
 SUBSPACE = 8  # leading eigenvectors whose turning from layer to layer is measured
 SHUFFLES = 32  # random orders of depth per window
 IDENTITY_WINDOWS = 2  # windows on which the walk is formed edge by edge: an identity does not need many
@@ -53,6 +58,15 @@ _CONVENTIONS = {
     "subspace_angle": f"root mean square angle between the {SUBSPACE} leading eigenspaces of layers l - 1 and l",
     "last_layer_similarity": "cosine <P_l, P_last>_F / (||P_l||_F ||P_last||_F)",
     "graph_change_trend": "Spearman correlation of graph_change with depth",
+    "gate_entropy": "mean over edges, by P_ij, of -sum_h g^h_ij log g^h_ij; log H if every head has the same map",
+    "stationary_entropy": "-sum_i pi_i log pi_i",
+}
+_WITHOUT_FIRST = "edges among the tokens after the first, rows of P normalised again"
+_UNITS = {
+    "row_jensen_shannon": "sqrt(bit)",
+    "subspace_angle": "rad",
+    "gate_entropy": "nat",
+    "stationary_entropy": "nat",
 }
 
 
@@ -61,7 +75,7 @@ class Rows:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.model = loaded.id
-        self._of_model = (loaded.id, loaded.adapter.name, loaded.revision, loaded.precision)
+        self._of_model = (loaded.id, loaded.family, loaded.revision, loaded.precision)
         self.rows: list[dict[str, Any]] = []
 
     def add(
@@ -75,23 +89,38 @@ class Rows:
         n: int = 1,
         spread: float = math.nan,
         spread_kind: str = "",
+        low: float = math.nan,
+        high: float = math.nan,
         head: int = -1,
         convention: str = "",
     ) -> None:
         cells = (
             *self._of_model,
             *(layer, head, metric, control),
-            *(value, unit, n, spread, spread_kind, convention),
+            *(value, unit, n, spread, spread_kind, low, high, convention),
         )
         self.rows.append(dict(zip(COLUMNS, cells, strict=True)))
 
     def add_mean(
-        self, layer: int, metric: str, control: str, values: Sequence[float] | Tensor, over: str, **cells: Any
+        self,
+        layer: int,
+        metric: str,
+        control: str,
+        values: Sequence[float] | Tensor,
+        over: str,
+        *,
+        interval: bool = False,
+        **cells: Any,
     ) -> None:
-        """Mean, standard deviation (none for a single value) and n of a sample; a NaN in it stays visible."""
+        """Mean, standard deviation (none for a single value) and n of a sample; a NaN in it stays visible.
+
+        `interval` adds the bootstrap interval of the mean, for values that are a sample of windows.
+        """
         sample = torch.as_tensor(values, dtype=torch.float64)
         spread = sample.std().item() if len(sample) > 1 else math.nan
         cells |= {"n": len(sample), "spread": spread, "spread_kind": f"standard deviation over {over}"}
+        if interval:
+            cells["low"], cells["high"] = bootstrap.mean_interval(sample)
         self.add(layer, metric, control, sample.mean().item(), **cells)
 
     def add_largest(
@@ -114,42 +143,40 @@ class GraphMeasurements:
         self.windows = self._windows_each = 0
         self._values: dict[tuple[int, str, str], list[float]] = {}
         self._of_networks: dict[tuple[int, str, str], list[float]] = {}
-        self._units: dict[str, str] = {}
-        self._graphs = torch.empty(0)
-        self._before = self._leading_before = torch.empty(0)
+        self._graphs: list[Tensor] = []
+        self._before: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def add(self, layer: int, graph: Tensor) -> None:
-        """P [N, N] of the window at hand; layer 0 opens a window and the last layer closes it."""
+    def add(self, layer: int, attention: Tensor) -> None:
+        """Maps [H, N, N] of the window at hand; layer 0 opens a window and the last layer closes it."""
+        graph = walk.effective_graph(attention)
         if layer == 0:
             self._open_window(graph)
-        eigenvalues, eigenvectors = stationarity.symmetrised_spectrum(graph)
-        leading = eigenvectors[:, -min(SUBSPACE, len(graph)) :]
-        self._note(layer, "spectral_gap", stationarity.spectral_gap(eigenvalues))
         self._note(layer, "stochasticity_defect", stationarity.stochasticity_defect(graph))
-        self._note_reversibility(layer, graph)
         self._note(layer, "first_token_share", stationarity.first_token_share(graph))
-        if layer > 0:
-            self._note(layer, "graph_change", stationarity.relative_change(self._before, graph))
-            distance = stationarity.row_jensen_shannon(self._before, graph)
-            self._note(layer, "row_jensen_shannon", distance, unit="sqrt(bit)")
-            angle = stationarity.subspace_angle(self._leading_before, leading)
-            self._note(layer, "subspace_angle", angle, unit="rad")
-        self._before, self._leading_before = graph, leading
-        self._graphs[layer] = graph
+        entropy, entropy_without = walk.gate_entropy(attention)
+        self._note(layer, "gate_entropy", entropy)
+        self._note_reversibility(layer, graph)
+        self._note_graph(layer, graph, "")
+        if len(graph) > 2:
+            self._note(layer, "gate_entropy" + WITHOUT_FIRST, entropy_without)
+            self._note_graph(layer, stationarity.without_first_token(graph), WITHOUT_FIRST)
+        self._graphs.append(graph.float())
         if layer == self.layers - 1:
             self._close_window()
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: Rows, first_layer: int = 0) -> None:
+        """Mean over the sample of each number; the network's layer 0 is written as `first_layer`."""
         left_out = SINK_TOKENS if self.causal else 0
         conventions = _CONVENTIONS | {
             "reversibility_defect": stationarity.reversibility_convention(self.causal, left_out),
-            WITHOUT_FIRST: stationarity.reversibility_convention(False, 1),
         }
+        conventions["stationary_entropy"] += f", {stationarity.law_convention(self.causal)}"
         sample = self._of_networks or self._values
         sampled = (
             f"initialisations, each the mean over {self._windows_each} windows" if self._of_networks else "windows"
         )
-        for (layer, metric, control), values in sorted(sample.items()):
+        for (layer, named, control), values in sorted(sample.items()):
+            metric = named.removesuffix(WITHOUT_FIRST)
             over, convention = sampled, conventions[metric]
             if control == "depth_shuffled" and layer < 0:
                 over, convention = "windows and shuffles", convention + ", layers in random order"
@@ -159,7 +186,22 @@ class GraphMeasurements:
                 convention = (
                     f"the walk on (P + P^T)/2 without the first {SINK_TOKENS} tokens, reversible by construction"
                 )
-            rows.add_mean(layer, metric, control, values, over, unit=self._units[metric], convention=convention)
+            elif control == "uniform_attention":
+                convention += "; each token attends alike to all that it may see"
+            if named == "reversibility_defect" + WITHOUT_FIRST:
+                convention = stationarity.reversibility_convention(False, 1)
+            elif metric != named:
+                convention += f"; {_WITHOUT_FIRST}"
+            rows.add_mean(
+                layer if layer < 0 else layer + first_layer,
+                named,
+                control,
+                values,
+                over,
+                interval=over == "windows",
+                unit=_UNITS.get(metric, "1"),
+                convention=convention,
+            )
 
     def close_network(self) -> None:
         """Turn the windows so far into one network's means, and begin with the next network."""
@@ -171,13 +213,33 @@ class GraphMeasurements:
     def _note_reversibility(self, layer: int, graph: Tensor) -> None:
         if not self.causal:
             self._note(layer, "reversibility_defect", stationarity.reversibility_defect(graph, False))
-            self._note(layer, WITHOUT_FIRST, stationarity.reversibility_defect(graph, False, 1))
+            without = stationarity.reversibility_defect(graph, False, 1)
+            self._note(layer, "reversibility_defect" + WITHOUT_FIRST, without)
             return
         self._note(layer, "reversibility_defect", stationarity.reversibility_defect(graph, True, SINK_TOKENS))
         if self.control == "trained":
             either_way = stationarity.symmetrised(graph[SINK_TOKENS:, SINK_TOKENS:])
             defect = stationarity.reversibility_defect(either_way, False)
             self._note(layer, "reversibility_defect", defect, control="symmetrised")
+
+    def _note_graph(self, layer: int, graph: Tensor, suffix: str) -> None:
+        """What one graph shows, and its change from the layer before where that one has as many tokens."""
+        eigenvalues, leading = stationarity.symmetrised_spectrum(graph, SUBSPACE)
+        law = stationarity.reference_law(graph, self.causal)
+        noted = {
+            "spectral_gap": stationarity.spectral_gap(eigenvalues),
+            "stationary_entropy": stationarity.entropy(law),
+        }
+        before, leading_before = self._before.get(suffix, (graph[:0], leading))
+        if layer > 0 and before.shape == graph.shape:
+            noted |= {
+                "graph_change": stationarity.relative_change(before, graph),
+                "row_jensen_shannon": stationarity.row_jensen_shannon(before, graph),
+                "subspace_angle": stationarity.subspace_angle(leading_before, leading),
+            }
+        for metric, value in noted.items():
+            self._note(layer, metric + suffix, value)
+        self._before[suffix] = graph, leading
 
     def _open_window(self, graph: Tensor) -> None:
         size = self.layers * graph.numel() * 4
@@ -187,65 +249,69 @@ class GraphMeasurements:
                 f"the graphs of a window of {len(graph)} tokens take {size // 2**20} MiB over {self.layers} layers",
                 f"use windows of at most {longest} tokens",
             )
-        self._graphs = torch.empty(self.layers, *graph.shape)
+        self._graphs.clear()
+        self._before.clear()
 
     def _close_window(self) -> None:
-        """What needs all layers of a window: similarity with the last one, shuffled depth, the trend with depth."""
-        flat = self._graphs.flatten(1)
-        similarities = torch.nn.functional.cosine_similarity(flat, flat[-1:], dim=1).tolist()
-        for layer, similarity in enumerate(similarities):
-            self._note(layer, "last_layer_similarity", similarity)
-        if self.layers > 2:
-            changes = nulls.pairwise_changes(self._graphs)
-            self._note(-1, "graph_change_trend", _depth_trend(changes.diagonal(1)))
-            if self.control == "trained":
-                self._shuffle_depth(changes)
+        """What needs all layers of a window: similarity with the last one, shuffled depth, the trend with depth.
+
+        Layers whose graphs have another size than the last one's (earlier stages of a pyramid) are left out.
+        """
+        last = self._graphs[-1].shape
+        first = max((layer + 1 for layer, graph in enumerate(self._graphs) if graph.shape != last), default=0)
+        graphs = self._graphs[first:]
+        self._compare_layers(first, graphs, "")
+        if last[0] > 2:
+            for place, graph in enumerate(graphs):
+                graphs[place] = stationarity.without_first_token(graph)
+            self._compare_layers(first, graphs, WITHOUT_FIRST)
         self.windows += 1
 
-    def _shuffle_depth(self, changes: Tensor) -> None:
-        for layer in range(1, self.layers):
-            others = [other for other in range(self.layers) if other != layer]
-            self._note(layer, "graph_change", changes[others, layer].mean().item(), control="depth_shuffled")
+    def _compare_layers(self, first: int, graphs: list[Tensor], suffix: str) -> None:
+        products = nulls.graph_products(graphs)
+        norms = products.diagonal().sqrt()
+        for layer, similarity in enumerate((products[:, -1] / (norms * norms[-1])).tolist(), first):
+            self._note(layer, "last_layer_similarity" + suffix, similarity)
+        if len(graphs) > 2:
+            changes = nulls.pairwise_changes(products)
+            self._note(-1, "graph_change_trend" + suffix, _depth_trend(changes.diagonal(1)))
+            if self.control == "trained":
+                self._shuffle_depth(first, changes, suffix)
+
+    def _shuffle_depth(self, first: int, changes: Tensor, suffix: str) -> None:
+        for layer in range(1, len(changes)):
+            others = [other for other in range(len(changes)) if other != layer]
+            mean = changes[others, layer].mean().item()
+            self._note(first + layer, "graph_change" + suffix, mean, control="depth_shuffled")
         for shuffle in range(SHUFFLES):
             draw = generator(self.seed, "depth-shuffle", self.windows * SHUFFLES + shuffle)
             trend = _depth_trend(nulls.shuffled_changes(changes, draw))
-            self._note(-1, "graph_change_trend", trend, control="depth_shuffled")
+            self._note(-1, "graph_change_trend" + suffix, trend, control="depth_shuffled")
 
-    def _note(self, layer: int, metric: str, value: float, unit: str = "1", control: str | None = None) -> None:
-        self._units[metric] = unit
+    def _note(self, layer: int, metric: str, value: float, control: str | None = None) -> None:
         self._values.setdefault((layer, metric, control or self.control), []).append(value)
 
 
-class WalkMeasurements:
-    """The identities at each layer, and the edges along which transports are measured afterwards."""
+class IdentityMeasurements:
+    """The errors of the identities at each layer, on windows that the model runs in float64."""
 
-    def __init__(self, sites: list[AttentionSite], causal: bool, edges: int, seed: int) -> None:
-        self.sites, self.causal, self.edges, self.seed = sites, causal, edges, seed
-        self.windows = 0
+    def __init__(self, sites: list[AttentionSite], causal: bool, seed: int) -> None:
+        self.sites, self.causal, self.seed = sites, causal, seed
         layers = range(len(sites))
-        self.gates: list[list[Tensor]] = [[] for _ in layers]
-        self.states: list[list[Tensor]] = [[] for _ in layers]
         self._errors: list[list[float]] = [[] for _ in layers]
         self._head_errors: list[list[list[float]]] = [[] for _ in layers]
         self._exact_errors: list[float] = []
         self._laplacian_errors: list[tuple[float, float]] = []
         self._rotations = self._fields = torch.empty(0)
 
-    def add(self, capture: LayerCapture, graph: Tensor) -> None:
-        """One layer of the window at hand; the last layer closes the window."""
+    def add(self, capture: LayerCapture) -> None:
+        """One layer of one window; the Laplacian identity is checked on the first window."""
         layer, site = capture.layer, self.sites[capture.layer]
-        if self.windows < IDENTITY_WINDOWS:
-            weights = site.weights()
-            self._errors[layer].append(identities.walk_error(capture, site, weights))
-            self._head_errors[layer].append(identities.head_walk_errors(capture, site, weights))
-        if self.windows == 0:
-            self._laplacian_errors.append(self._check_laplacian(graph))
-        if self.edges:
-            draw = generator(self.seed, "edges", self.windows * len(self.sites) + layer)
-            rows, columns = walk.sample_edges(graph, self.edges, draw)
-            self.gates[layer].append(walk.gates(capture.attention[:, rows, columns].double()).T)
-            self.states[layer].append(site.states(capture.attention_input)[columns])
-        self.windows += layer == len(self.sites) - 1
+        weights = site.weights()
+        if not self._errors[layer]:
+            self._laplacian_errors.append(self._check_laplacian(walk.effective_graph(capture.attention)))
+        self._errors[layer].append(identities.walk_error(capture, site, weights))
+        self._head_errors[layer].append(identities.head_walk_errors(capture, site, weights))
 
     def add_with_float64_softmax(self, capture: LayerCapture) -> None:
         site = self.sites[capture.layer]
@@ -294,12 +360,14 @@ class WalkMeasurements:
         own = window / window.sum(1, keepdim=True)
         weights = stationarity.symmetrised(own)
         degrees = weights.sum(1)
-        law = degrees / degrees.sum()
-        # A causal walk's own stationary law is the point mass on token 0, on which every identity holds emptily.
-        own_law = law if self.causal else stationarity.stationary_law(own)
-        pairs = ((weights / degrees[:, None], law), (own, own_law))
+        pairs = (
+            (weights / degrees[:, None], degrees / degrees.sum()),
+            (own, stationarity.reference_law(own, self.causal)),
+        )
         errors = [
-            identities.connection_laplacian_error(walked, measure, self._rotations, self._fields[0], self._fields[1])
+            identities.connection_laplacian_error(
+                walked, measure, self._rotations[:tokens, :tokens], *self._fields[:, :tokens]
+            )
             for walked, measure in pairs
         ]
         return errors[0], errors[1]

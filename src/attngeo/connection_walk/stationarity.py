@@ -5,6 +5,7 @@ All take P [N, N] in floating point with non-negative entries and return Python 
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,11 +35,23 @@ def symmetrised(graph: Tensor) -> Tensor:
     return (graph + graph.T) / 2
 
 
-def symmetrised_spectrum(graph: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (ascending, at most 1) and eigenvectors of D^(-1/2) W D^(-1/2), the walk on the symmetrised graph."""
-    weights = symmetrised(graph)
+def symmetrised_spectrum(graph: Tensor, leading: int | None = None) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (ascending, at most 1) and eigenvectors of D^(-1/2) W D^(-1/2), the walk on the symmetrised graph.
+
+    All of them or the `leading` largest, which take a third of the time. NaN where a token has no weight at all.
+    """
+    from scipy import linalg
+
+    weights = symmetrised(graph).double()
     scale = weights.sum(1).rsqrt()
-    return torch.linalg.eigh(scale[:, None] * weights * scale)
+    normalised = (scale[:, None] * weights * scale).numpy()
+    tokens = len(graph)
+    wanted = tokens if leading is None else min(leading, tokens)
+    if not np.isfinite(normalised).all():
+        nothing = torch.full((tokens + 1, wanted), math.nan, dtype=torch.float64)
+        return nothing[0], nothing[1:]
+    values, vectors = linalg.eigh(normalised, subset_by_index=[tokens - wanted, tokens - 1], check_finite=False)
+    return torch.from_numpy(values), torch.from_numpy(vectors)
 
 
 def spectral_gap(eigenvalues: Tensor) -> float:
@@ -48,6 +61,8 @@ def spectral_gap(eigenvalues: Tensor) -> float:
 
 def subspace_angle(before: Tensor, after: Tensor) -> float:
     """Root mean square of the principal angles between the spans of orthonormal columns, radians in [0, pi/2]."""
+    if not (before.isfinite().all() and after.isfinite().all()):
+        return math.nan
     cosines = torch.linalg.svdvals(before.T @ after).clamp(0, 1)
     return torch.arccos(cosines).square().mean().sqrt().item()
 
@@ -69,6 +84,40 @@ def stationary_law(graph: Tensor) -> Tensor:
     return law.clamp_min(0) / law.clamp_min(0).sum()
 
 
+def reference_law(graph: Tensor, causal: bool) -> Tensor:
+    """The law under which a graph is judged: its stationary law, of a causal one the degree law of (P + P^T)/2.
+
+    A causal P has the point mass on token 0 as its stationary law, under which nothing flows.
+    """
+    if not causal:
+        return stationary_law(graph)
+    degrees = symmetrised(_stochastic(graph)).sum(1)
+    return degrees / degrees.sum()
+
+
+def entropy(law: Tensor) -> float:
+    """-sum_i pi_i log pi_i in nats: log N for the uniform law, 0 for a point mass, NaN where there is no law."""
+    return torch.special.entr(law).sum().item()
+
+
+def law_convention(causal: bool) -> str:
+    """Which law `reference_law` is, in words."""
+    if causal:
+        return "pi the degree law of (P + P^T)/2, since the stationary law of a causal P is the point mass on token 0"
+    return "pi the stationary law of P"
+
+
+def without_first_token(graph: Tensor) -> Tensor:
+    """P among the other tokens, rows normalised again: [N, N] -> [N - 1, N - 1].
+
+    A row that had all its weight on the first token stays where it is.
+    """
+    rest = graph[1:, 1:]
+    total = rest.sum(1, keepdim=True)
+    stay = torch.eye(len(rest), dtype=graph.dtype)
+    return torch.where(total > 0, rest / torch.where(total > 0, total, 1.0), stay)
+
+
 def detailed_balance_defect(graph: Tensor, law: Tensor) -> float:
     """||F - F^T||_F / (sqrt(2) ||F - diag F||_F) with F_ij = pi_i P_ij: 0 reversible, 1 if no edge has a way back.
 
@@ -83,16 +132,10 @@ def detailed_balance_defect(graph: Tensor, law: Tensor) -> float:
 def reversibility_defect(graph: Tensor, causal: bool, sink_tokens: int = 0) -> float:
     """How far P is from reversible, by `reversibility_convention`; NaN if fewer than two tokens are left.
 
-    A causal P has the point mass on token 0 as its stationary law, under which nothing flows. Against any other law its
-    defect is 1, since a triangular P has no way back; the degree law of the symmetrised graph is the one taken.
+    That of a causal P is 1 against every law under which something flows, since a triangular P has no way back.
     """
     window = graph[sink_tokens:, sink_tokens:]
-    if len(window) < 2:
-        return math.nan
-    if not causal:
-        return detailed_balance_defect(window, stationary_law(window))
-    degrees = symmetrised(_stochastic(window)).sum(1)
-    return detailed_balance_defect(window, degrees / degrees.sum())
+    return detailed_balance_defect(window, reference_law(window, causal)) if len(window) > 1 else math.nan
 
 
 def reversibility_convention(causal: bool, sink_tokens: int = 0) -> str:

@@ -5,6 +5,8 @@ P_ij = 0, as behind a causal mask, there is no edge and T_ij = 0. Biases add (ro
 sums are those of the maps at hand, since a float32 softmax adds up to 1 only within 1e-7.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,12 +23,36 @@ def effective_graph(attention: Tensor) -> Tensor:
 def gates(attention: Tensor) -> Tensor:
     """g^h_ij, the share of each head in each edge, 0 where there is no edge: [H, ...] -> [H, ...]."""
     total = attention.sum(0)
-    return torch.where(total > 0, attention / torch.where(total > 0, total, 1.0), 0.0)
+    return torch.where(total != 0, attention / torch.where(total != 0, total, 1.0), 0.0)
 
 
-def edge_messages(weights: HeadWeights, edge_gates: Tensor, states: Tensor) -> Tensor:
-    """x_j T_ij for all edges of some rows: gates [H, I, N], states [N, C] -> [I, N, C]."""
-    moved = weights.heads * (states @ weights.value)[weights.group] @ weights.output
+def gate_entropy(attention: Tensor) -> tuple[float, float]:
+    """Mean entropy of the gates of the edges that the walk takes, nats; the same among the tokens after the first.
+
+    log H for equal gates, 0 where each edge is one head's; NaN where no head pays any attention. [H, N, N].
+    """
+    total = attention.sum(0)
+    weighted = torch.special.xlogy(total, total) - torch.special.xlogy(attention, attention).sum(0)
+    sums = [
+        (
+            weighted[start:, start:].sum(dtype=torch.float64).item(),
+            total[start:, start:].sum(dtype=torch.float64).item(),
+        )
+        for start in (0, 1)
+    ]
+    whole, without_first = (entropy / taken if taken > 0 else math.nan for entropy, taken in sums)
+    return whole, without_first
+
+
+def uniform_attention(heads: int, tokens: int, causal: bool) -> Tensor:
+    """The control in which every token attends alike to all that it may see, whatever the head: float64 [H, N, N]."""
+    graph = torch.ones(tokens, tokens, dtype=torch.float64)
+    graph = graph.tril() if causal else graph
+    return (graph / graph.sum(1, keepdim=True)).expand(heads, -1, -1)
+
+
+def edge_messages(edge_gates: Tensor, moved: Tensor) -> Tensor:
+    """x_j T_ij for all edges of some rows: gates [H, I, N], the states H x_j M_h [H, N, C] -> [I, N, C]."""
     return torch.einsum("hij,hjc->ijc", edge_gates, moved)
 
 
@@ -34,9 +60,10 @@ def connection_walk(attention: Tensor, states: Tensor, weights: HeadWeights) -> 
     """The block's output as one step of the walk, edge by edge: [H, N, N], [N, C] -> [N, C]."""
     tokens, width = states.shape
     rows = max(1, _CHUNK_ELEMENTS // (tokens * width))
+    moved = weights.heads * (states @ weights.value)[weights.group] @ weights.output
     steps = []
     for some in attention.split(rows, dim=1):
-        messages = edge_messages(weights, gates(some), states)
+        messages = edge_messages(gates(some), moved)
         steps.append(torch.einsum("ij,ijc->ic", effective_graph(some), messages))
     return torch.cat(steps) + bias_term(attention, weights) + weights.output_bias
 

@@ -12,11 +12,11 @@ def connection_walk(preset: Preset, model_id: str, code_digest: str) -> None:
     """Write analyses/connection_walk/<model_id>.json."""
     started = time.monotonic()
     model = preset.analysed_models[model_id]
-    settings = preset.connection_walk
+    settings = preset.walk_settings(model)
     is_vision = model in preset.vision_models
     frame = analyze(
         sources.model_folder(preset, model),
-        None if is_vision else sources.texts(preset),
+        None if is_vision else sources.texts(preset, model),
         model_id=model_id,
         images=sources.photographs(settings.images) if is_vision else None,
         windows=settings.windows,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attngeo.config import LanguageModelConfig, Preset
+from attngeo.config import DecoderCheckpoint, LanguageModelConfig, Preset
 from attngeo.data import embedded, text
 from attngeo.errors import UserError
 
@@ -30,14 +30,14 @@ def model_folder(preset: Preset, model: LanguageModelConfig) -> str:
     return str(folder)
 
 
-def texts(preset: Preset) -> list[str]:
-    """The documents that language models are measured on."""
-    if preset.texts == "embedded":
-        return text.load()
-    folder = preset.root / Path(preset.texts).expanduser()
-    documents = [file.read_text(encoding="utf-8", errors="replace") for file in sorted(folder.glob("*.txt"))]
-    if not documents:
-        raise UserError(f"texts: {folder} holds no .txt file", "name a folder of text files, or 'embedded'")
+def texts(preset: Preset, model: LanguageModelConfig | None = None) -> list[str]:
+    """The documents that a language model is measured on; for our own decoders, the ends that they were not trained on.
+
+    UserError for a folder without texts and for a file that is none.
+    """
+    documents = text.documents(preset.texts, preset.root)
+    if preset.decoders and isinstance(model, DecoderCheckpoint):
+        return text.held_out(documents, preset.decoders.training.hold_out)[1]
     return documents
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attngeo.config import Preset, RunRow
+from attngeo.config import DecoderCheckpoint, Preset, RunRow
 from attngeo.data import embedded
 from attngeo.evaluation.token_sizes import FUSED_SOFTMAX
 from attngeo.files import write_aside
@@ -18,6 +18,8 @@ from attngeo.tracking.code_digest import CodeDigest, write_stamp
 _NUMERICS = ("torch", "torchvision", "timm", "numpy")
 _IMAGES = ("pillow", "ffcv", "opencv-python")
 _PRETRAINED = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safetensors", "pillow")
+_TRAJECTORIES = "attngeo.jobs.trajectories"
+_DECODERS = ("torch", "timm", "numpy", "transformers", "tokenizers", "safetensors")
 _DRAWING = ("matplotlib", "seaborn", "pandas", "tueplots", "scipy", "jinja2")
 
 
@@ -97,8 +99,13 @@ def _dataset(preset: Preset, digest: CodeDigest, name: str) -> dict[str, Any]:
 
 def _walk(preset: Preset, digest: CodeDigest, model_id: str) -> dict[str, Any]:
     model = preset.analysed_models[model_id]
-    settings = preset.connection_walk.model_dump(mode="json")
-    values: dict[str, Any] = {"model": model_id, "state": _source(preset, model_id, model.source)}
+    settings = preset.walk_settings(model).model_dump(mode="json")
+    # Our own decoders are results of this workflow: what they are trained by stands for them, not times of files.
+    if isinstance(model, DecoderCheckpoint):
+        state = _decoder(preset, digest, model.run)["digest"]
+    else:
+        state = _source(preset, model_id, model.source)
+    values: dict[str, Any] = {"model": model_id, "state": state}
     files: list[Path] = []
     unused: tuple[str, ...]
     if model in preset.vision_models:
@@ -106,17 +113,54 @@ def _walk(preset: Preset, digest: CodeDigest, model_id: str) -> dict[str, Any]:
         unused = ("windows", "window_tokens")
     else:
         unused = ("images",)
-        if preset.texts == "embedded":
-            files = sorted((preset.root / "src/attngeo/data/text").glob("*.txt"))
-        else:
-            values["texts"] = folder_state(preset.root / Path(preset.texts).expanduser())
+        files, texts = _texts(preset)
+        values |= texts
     values["settings"] = {key: value for key, value in settings.items() if key not in unused}
     return digest.explain(["attngeo.jobs.connection_walk"], values=values, files=files, packages=_PRETRAINED)
+
+
+def _texts(preset: Preset) -> tuple[list[Path], dict[str, Any]]:
+    """The files of the embedded texts, or the state of a user's folder of texts."""
+    if preset.texts == "embedded":
+        return sorted((preset.root / "src/attngeo/data/text").glob("*.txt")), {}
+    return [], {"texts": folder_state(preset.root / Path(preset.texts).expanduser())}
+
+
+def _decoder(preset: Preset, digest: CodeDigest, name: str) -> dict[str, Any]:
+    run = preset.decoder_run(name)
+    assert preset.decoders is not None
+    files, texts = _texts(preset)
+    values = {
+        "size": preset.decoders.sizes[run.size].model_dump(mode="json"),
+        "seed": run.seed,
+        "training": asdict(preset.decoders.training),
+        "device": preset.resources.train.device,
+        "threads": preset.resources.train.threads,
+    }
+    return digest.explain(["attngeo.jobs.decoders"], values=values | texts, files=files, packages=_DECODERS)
 
 
 def _variational(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     values = preset.variational.model_dump(mode="json")
     return digest.explain(["attngeo.jobs.variational"], values=values, packages=("torch", "numpy", "scipy"))
+
+
+def _trajectories(preset: Preset, digest: CodeDigest, model_id: str) -> dict[str, Any]:
+    model = preset.analysed_models[model_id]
+    values = preset.trajectories.model_dump(mode="json") | {"state": _source(preset, model_id, model.source)}
+    files: list[Path] = []
+    if model in preset.vision_models:
+        values["images_from"] = embedded.pins(sources.PHOTOGRAPHS)
+    elif preset.texts == "embedded":
+        files = sorted((preset.root / "src/attngeo/data/text").glob("*.txt"))
+    else:
+        values["texts"] = folder_state(preset.root / Path(preset.texts).expanduser())
+    return digest.explain([_TRAJECTORIES], values=values, files=files, packages=_PRETRAINED)
+
+
+def _own_trajectories(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+    values = preset.trajectories.model_dump(mode="json")
+    return _looking_into(preset, digest, _TRAJECTORIES, preset.runs_that_feed("fig17"), values, ())
 
 
 def _injectivity(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
@@ -139,6 +183,14 @@ def _attention_distance(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
 def _attention_maps(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     values = preset.attention_maps.model_dump(mode="json")
     return _looking_into(preset, digest, "attngeo.jobs.attention_maps", preset.runs_that_feed("fig8"), values, ())
+
+
+def _walks_of_runs(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+    settings = preset.connection_walk
+    values = {"images": settings.images, "null_draws": settings.null_draws}
+    return _looking_into(
+        preset, digest, "attngeo.jobs.connection_walk_runs", preset.runs_that_feed("fig10"), values, ()
+    )
 
 
 def _looking_into(
@@ -215,9 +267,15 @@ def stamp_names(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], di
         yield f"data/{name}", lambda d, name=name: _dataset(preset, d, name)  # type: ignore[misc]
     for row in preset.runs:
         yield f"runs/{row.run_id}", lambda d, row=row: _run(preset, d, row)  # type: ignore[misc]
+    for name in preset.decoder_runs:
+        yield f"decoders/{name}", lambda d, name=name: _decoder(preset, d, name)  # type: ignore[misc]
     for model_id in preset.analysed_models:
         yield f"connection_walk/{model_id}", lambda d, model_id=model_id: _walk(preset, d, model_id)  # type: ignore[misc]
+    yield "connection_walk_runs", lambda d: _walks_of_runs(preset, d)
     yield "variational", lambda d: _variational(preset, d)
+    for model in (*preset.language_models, *preset.vision_models):
+        yield f"trajectories/{model.id}", lambda d, model_id=model.id: _trajectories(preset, d, model_id)  # type: ignore[misc]
+    yield "own_trajectories", lambda d: _own_trajectories(preset, d)
     yield "injectivity", lambda d: _injectivity(preset, d)
     yield "attention_distance", lambda d: _attention_distance(preset, d)
     yield "attention_maps", lambda d: _attention_maps(preset, d)
@@ -261,6 +319,19 @@ def evaluation_digest(preset: Preset, attention: str | None) -> str:
     return str(
         digest.explain(["attngeo.jobs.evaluate", *modules], files=files, packages=(*_NUMERICS, *_IMAGES))["digest"]
     )
+
+
+def trajectories_digest(preset: Preset) -> str:
+    """The digest of the code that measures the paths of a model outside of the preset, with how much it measures."""
+    values = preset.trajectories.model_dump(mode="json")
+    explained = code_digests(preset.root).explain([_TRAJECTORIES], values=values, packages=_PRETRAINED)
+    return str(explained["digest"])
+
+
+def single_model_digest(root: Path, values: dict[str, Any]) -> str:
+    """The digest of the code that measures a model outside of a preset, with what it was asked."""
+    explained = code_digests(root).explain(["attngeo.jobs.single_model"], values=values, packages=_PRETRAINED)
+    return str(explained["digest"])
 
 
 def current_stamp(preset: Preset, name: str) -> dict[str, Any]:

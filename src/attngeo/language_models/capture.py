@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from attngeo.language_models.loading import LoadedModel
-
-WORKING_PRECISION_SOFTMAX = "attngeo_working_precision"
 
 
 @dataclass(frozen=True)
@@ -30,32 +29,42 @@ class LayerCapture:
     head_outputs: Tensor
     """Heads' outputs before W_O, [N, H D]."""
     output: Tensor
-    """What the block adds to the residual stream, [N, C]."""
+    """What the attention returns to its block, [N, C]: what is added to the residual stream where no norm follows."""
 
 
 @torch.no_grad()
 def stream_layers(loaded: LoadedModel, inputs: Tensor, on_layer: Callable[[LayerCapture], None]) -> None:
-    """Run one window (token ids [N] or an image [3, H, W]) and call `on_layer` as each layer's attention finishes."""
+    """Run one window (token ids [N] or an image [3, H, W]) and call `on_layer` as each layer's attention finishes.
+
+    Tokens are one text: an encoder that knows two segments takes them for its first one.
+    """
     pending: dict[str, Tensor] = {}
     handles: list[RemovableHandle] = []
 
     def finish(layer: int) -> None:
         if {"attention_input", "attention", "head_outputs", "output"} <= pending.keys():
-            captured = LayerCapture(layer, **{name: tensor[0] for name, tensor in pending.items()})
+            captured = LayerCapture(layer, **{name: tensor.squeeze(0) for name, tensor in pending.items()})
             pending.clear()
             on_layer(captured)
 
     def listen(layer: int) -> None:
         site = sites[layer]
 
-        def on_attention(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
-            if returned[1] is None:
-                raise ValueError(f"layer {layer} keeps no attention maps: load the model with eager attention")
+        def on_attention(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> Any:
             pending["attention_input"] = args[0] if args else kwargs["hidden_states"]
-            pending["attention"] = returned[1]
             if site.result is module:
                 pending["output"] = returned[0]
+            if isinstance(site.maps, int):
+                if returned[site.maps] is None:
+                    raise ValueError(f"layer {layer} keeps no attention maps: load the model with eager attention")
+                pending["attention"] = returned[site.maps]
+                # Some models hold on to what a layer returns until the next one has run.
+                returned = tuple(None if place == site.maps else item for place, item in enumerate(returned))
             finish(layer)
+            return returned
+
+        def on_maps(module: nn.Module, args: tuple[Any, ...]) -> None:
+            pending["attention"] = args[0]
 
         def on_projection(module: nn.Module, args: tuple[Any, ...]) -> None:
             pending["head_outputs"] = args[0]
@@ -66,18 +75,21 @@ def stream_layers(loaded: LoadedModel, inputs: Tensor, on_layer: Callable[[Layer
 
         handles.append(site.attention.register_forward_hook(on_attention, with_kwargs=True))
         handles.append(site.projection.register_forward_pre_hook(on_projection))
+        if isinstance(site.maps, nn.Module):
+            handles.append(site.maps.register_forward_pre_hook(on_maps))
         if site.result is not site.attention:
             handles.append(site.result.register_forward_hook(on_result))
 
-    sites = loaded.sites
+    sites = loaded.adapter.sites(loaded.model)  # the modules alone: their weights may not be in memory yet
     for layer in range(len(sites)):
         listen(layer)
+    adapter = loaded.adapter
+    options = dict(adapter.call_options)
+    if adapter.causal:
+        options["use_cache"] = False
+    options["pixel_values" if adapter.reads == "images" else "input_ids"] = inputs[None]
     try:
-        if loaded.adapter.reads == "images":
-            loaded.model(pixel_values=inputs[None])
-        else:
-            options = {"use_cache": False} if loaded.adapter.causal else {}
-            loaded.model(input_ids=inputs[None], **options)
+        loaded.model(**options)
     finally:
         for handle in handles:
             handle.remove()
@@ -85,31 +97,51 @@ def stream_layers(loaded: LoadedModel, inputs: Tensor, on_layer: Callable[[Layer
 
 @contextmanager
 def in_float64(loaded: LoadedModel) -> Iterator[None]:
-    """Inside, the model computes in float64; its parameters are the stored ones again as soon as each block is left."""
+    """Inside, the model computes in float64; its parameters are the stored ones again as soon as each block is left.
+
+    What stands outside of the blocks, large vocabularies excepted, is upcast all the while.
+    """
     handles: list[RemovableHandle] = []
     stored: dict[nn.Parameter, Tensor] = {}
 
-    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-        # A lookup is exact in any precision: a large vocabulary is not copied, only what comes out of it.
-        if not isinstance(module, nn.Embedding):
-            for parameter in module.parameters():
-                stored[parameter] = parameter.data
-                parameter.data = parameter.data.double()
-
-    def leave(module: nn.Module, args: tuple[Any, ...], returned: Any) -> Any:
-        restore(module)
-        is_state = isinstance(returned, Tensor) and returned.is_floating_point()
-        return returned.double() if is_state else returned
+    def upcast(parameters: Iterator[nn.Parameter]) -> None:
+        for parameter in parameters:
+            stored.setdefault(parameter, parameter.data)
+            parameter.data = parameter.data.double()
 
     def restore(module: nn.Module) -> None:
         for parameter in module.parameters():
             if parameter in stored:
                 parameter.data = stored.pop(parameter)
 
-    for block in _blocks(loaded.model):
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+        upcast(module.parameters())
+
+    def leave(module: nn.Module, args: tuple[Any, ...], returned: Any) -> Any:
+        restore(module)
+        is_state = isinstance(returned, Tensor) and returned.is_floating_point()
+        return returned.double() if is_state else returned
+
+    def look_up(module: Any, args: tuple[Any, ...], returned: Tensor) -> Tensor:
+        # A lookup is exact in any precision: a large vocabulary is not copied, only what comes out of it.
+        if not hasattr(module, "embed_scale"):
+            return returned.double()
+        # Gemma scales what it looks up: the product belongs in float64, too.
+        return nn.functional.embedding(args[0], module.weight).double() * module.embed_scale.double()
+
+    blocks = list(_blocks(loaded.model))
+    within = {module for block in blocks for module in block.modules()}
+    for block in blocks:
         handles.append(block.register_forward_pre_hook(enter))
         handles.append(block.register_forward_hook(leave))
     try:
+        for module in loaded.model.modules():
+            if module in within:
+                continue
+            if isinstance(module, nn.Embedding):
+                handles.append(module.register_forward_hook(look_up))
+            else:
+                upcast(module.parameters(recurse=False))
         yield
     finally:
         for handle in handles:
@@ -118,46 +150,26 @@ def in_float64(loaded: LoadedModel) -> Iterator[None]:
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules that run one after the other: layers one by one, and whatever stands before and after them."""
+    """The layers, which run one after the other."""
     for child in module.children():
         if isinstance(child, nn.ModuleList):
             yield from child
-        elif any(isinstance(grandchild, nn.ModuleList) for grandchild in child.children()):
-            yield from _blocks(child)
         else:
-            yield child
+            yield from _blocks(child)
 
 
 @contextmanager
 def working_precision_softmax(loaded: LoadedModel) -> Iterator[None]:
-    """Inside, the softmax runs in the dtype of the states; some families compute it in float32 even for float64."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
-
-    AttentionInterface.register(WORKING_PRECISION_SOFTMAX, _working_precision_attention)
-    AttentionMaskInterface.register(WORKING_PRECISION_SOFTMAX, eager_mask)
-    loaded.model.set_attn_implementation(WORKING_PRECISION_SOFTMAX)
-    try:
+    """Inside, every softmax runs in the dtype of its scores; some families compute it in float32 even for float64."""
+    with _WorkingPrecisionSoftmax():
         yield
-    finally:
-        loaded.model.set_attn_implementation("eager")
 
 
-def _working_precision_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    """The library's attention interface: query [B, H, N, D], key and value [B, K, N, D] -> ([B, N, H, D], maps)."""
-    heads_per_group = query.shape[1] // key.shape[1]
-    key, value = (tensor.repeat_interleave(heads_per_group, dim=1) for tensor in (key, value))
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    attention = scores.softmax(dim=-1)
-    return (attention @ value).transpose(1, 2).contiguous(), attention
+class _WorkingPrecisionSoftmax(TorchFunctionMode):
+    """The library's own attention code runs, whatever it adds to its scores; only the precision it asks for changes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if func is nn.functional.softmax:
+            options.pop("dtype", None)
+        return func(*args, **options)

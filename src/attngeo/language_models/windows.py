@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from attngeo.errors import UserError
-from attngeo.language_models.loading import LoadedModel
+from attngeo.language_models.loading import LoadedModel, parameters
+from attngeo.language_models.memory import require_memory
 
 # A token is nearly always under eight characters, so that one text can fill every window without being read to its end.
 _CHARACTERS_PER_TOKEN = 8
@@ -22,13 +23,15 @@ def text_windows(
     No window spans two texts, and none is padded. The model's special tokens stand around each window and count in it.
     Texts too short for a window are left out with a warning. A tensor [n, N] is taken as ready windows of token ids.
 
-    Raises UserError if no window can be filled, the window exceeds the model's positions, or there is no tokenizer.
+    Raises UserError if no window can be filled, the window exceeds the model's positions or the free memory, or there
+    is no tokenizer.
     """
     if isinstance(texts, Tensor):
         if texts.dim() != 2 or texts.is_floating_point():
             raise TypeError(
                 f"token ids must be an integer tensor [windows, tokens], not {texts.dtype} {list(texts.shape)}"
             )
+        _require_memory(loaded, texts.shape[1])
         return list(texts[:windows].long())
     if window_tokens < 1 or windows < 1:
         raise UserError(
@@ -42,6 +45,7 @@ def text_windows(
         )
     if loaded.tokenizer is None:
         raise UserError(f"the folder of {loaded.id} has no tokenizer", "add its tokenizer files, or give token ids")
+    _require_memory(loaded, window_tokens)
     prefix, suffix = _special_tokens(loaded.tokenizer)
     length = window_tokens - len(prefix) - len(suffix)
     if length < 1:
@@ -70,6 +74,27 @@ def text_windows(
     return [torch.tensor(prefix + candidates[pick] + suffix) for pick in _spread(len(candidates), windows)]
 
 
+def whole_texts(loaded: LoadedModel, texts: Sequence[str], longest: int) -> list[Tensor]:
+    """Each text as one window of its own length, with the model's special tokens, cut at `longest` tokens.
+
+    Empty texts are left out with a warning. Raises UserError if nothing is left, or there is no tokenizer.
+    """
+    if loaded.tokenizer is None:
+        raise UserError(f"the folder of {loaded.id} has no tokenizer", "add its tokenizer files, or give token ids")
+    prefix, suffix = _special_tokens(loaded.tokenizer)
+    room = longest - len(prefix) - len(suffix)
+    if room < 1:
+        raise UserError(f"{longest} tokens leave no room beside the special ones", "raise the number of tokens")
+    _require_memory(loaded, longest)
+    kept = [text for text in texts if text.strip()]
+    if len(kept) < len(texts):
+        warnings.warn(f"{len(texts) - len(kept)} of {len(texts)} texts are empty", stacklevel=2)
+    if not kept:
+        raise UserError(f"none of the {len(texts)} texts holds a word", "give texts")
+    ids = [loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:room] for text in kept]
+    return [torch.tensor(prefix + cut + suffix) for cut in ids]
+
+
 def image_windows(loaded: LoadedModel, images: Tensor, windows: int) -> list[Tensor]:
     """At most `windows` images [3, H, W], one a window, spread evenly over a normalised float tensor [n, 3, H, W]."""
     if images.dim() != 4 or images.shape[1] != 3 or not images.is_floating_point():
@@ -83,7 +108,12 @@ def image_windows(loaded: LoadedModel, images: Tensor, windows: int) -> list[Ten
         raise UserError(
             f"images of {list(images.shape[2:])} are smaller than one patch of {patch}", "resize the images"
         )
+    _require_memory(loaded, 1 + (images.shape[2] // patch) * (images.shape[3] // patch))
     return [images[pick] for pick in _spread(len(images), windows)]
+
+
+def _require_memory(loaded: LoadedModel, tokens: int) -> None:
+    require_memory(loaded.model.config, tokens, parameters(loaded.model), loaded.id)
 
 
 def shuffled_window(loaded: LoadedModel, window: Tensor, generator: torch.Generator) -> Tensor:

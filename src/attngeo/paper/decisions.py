@@ -15,6 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from attngeo.paper.layers import half_width_95, isometry_by_layer
 from attngeo.paper.results import listed, rows_of
+from attngeo.paper.walks import (
+    MINIMAL_LAYER_CHANGES,
+    MINIMAL_SIZES,
+    by_size,
+    convergence,
+    family_of,
+    mean_over_layers,
+    one_a_size,
+    size_correlations,
+    walked_models,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +33,6 @@ if TYPE_CHECKING:
 Number = float | int | str
 
 ONE_SIDED_95 = 1.645  # standard deviations
-MINIMAL_LAYER_CHANGES = 5  # a rank correlation of fewer numbers says nothing, whatever its value
 CLEAR = 5.0  # standard errors beyond a tolerance from which a fitted slope contradicts the derived one
 BROKEN_IDENTITY = 1e-3  # relative error that no rounding explains: an identity that is off by this does not hold
 NO_POWER = 0.5  # a log-log slope below this does not fall with the step
@@ -470,7 +480,7 @@ def connection_laplacian(frame: "pd.DataFrame") -> Finding:
     """
     error = float(rows(frame, "connection_laplacian_error", control="conditions_hold")["value"].max())
     numbers: dict[str, Number] = {"largest identity error where the conditions hold": error}
-    for model, group in rows(frame, "reversibility_defect", control="trained").groupby("model", sort=True):
+    for model, group in rows(one_a_size(frame), "reversibility_defect", control="trained").groupby("model", sort=True):
         by_construction = "convention" in group and group["convention"].str.startswith("one-way by construction").all()
         of = "causal: 1 by construction" if by_construction else "mean over layers"
         numbers[f"reversibility defect, {model} ({of})"] = float(group["value"].mean())
@@ -483,9 +493,11 @@ def graph_convergence(frame: "pd.DataFrame") -> Finding:
     """P3.d: metric `graph_change_trend` by model, controls trained, depth_shuffled and random_init.
 
     Beyond the shuffles: below their one-sided 95 % range (normal approximation), as in a permutation test. Beyond the
-    untrained network: below it by more than both 95 % intervals over windows.
+    untrained network: below it by more than both 95 % intervals over windows. Of a size trained here the last step of
+    the lowest seed is the model.
     Against: a trend above 0.5 and above both controls by the same margins. A majority of models decides, either way.
     """
+    frame = one_a_size(frame)
     trends = one_each(rows(frame, "graph_change_trend", control="trained"), "model")
     changes = rows(frame, "graph_change", control="trained")
     parts: dict[str, Part] = {}
@@ -526,9 +538,10 @@ def isometry_excess(frame: "pd.DataFrame") -> Finding:
     """P3.e: metric `isometry_score`, control excess, by model, layer and head, with its interval.
 
     A model is above (below) the null if more than half of its layers are, each with its 95 % interval. A majority of
-    models above meets the rule.
+    models above meets the rule. Of a size trained here the last step of the lowest seed is the model.
     Against: no model above, and over all models more than half of the layers below.
     """
+    frame = one_a_size(frame)
     layers = isometry_by_layer(rows(frame, "isometry_score", control="excess"))
     parts: dict[str, Part] = {}
     numbers: dict[str, Number] = {}
@@ -549,6 +562,11 @@ def isometry_excess(frame: "pd.DataFrame") -> Finding:
             counted = isometry_by_layer(same_gain)
             signs = f"{int((counted['low'] > 0).sum())} above, {int((counted['high'] < 0).sum())} below"
             numbers[f"layers against a null with the same norm gain, {model}"] = f"{signs}, of {len(counted)}"
+        for side in ("above", "below"):
+            tested = optional_rows(frame, f"isometry_score_layers_{side}_null", control="excess", model=model)
+            for row in rows_of(tested):
+                name = f"layers {side} the null once adjusted for their number (Holm), {model}"
+                numbers[name] = f"{row['value']:.0f} of {row['n']}"
         parts[str(model)] = part(2 * above > len(group), 2 * below > len(group))
     reason = (
         f"models with a majority of layers above the null: {_holding(parts)} of {len(parts)}, below it: "
@@ -560,39 +578,51 @@ def isometry_excess(frame: "pd.DataFrame") -> Finding:
 
 @decision
 def scale_trend(frame: "pd.DataFrame") -> Finding:
-    """P3.f: mean isometry excess against metric `parameters`, within labels `family` and `precision`.
+    """P3.f: isometry excess (mean over layers) and convergence against metric `parameters`.
 
+    Convergence is metric `graph_change_trend` at shuffled depth minus trained. Within labels `family` and `precision`,
+    seeds of one size averaged, without quantised models, untrained ones and earlier training steps. Each family that
+    has both phenomena at 3 sizes or more gives two parts.
     Against: a rank correlation of -0.9 or less.
     """
-    from scipy import stats
-
     excess = rows(frame, "isometry_score", control="excess")
     _require_family(excess)
-    sizes = rows(frame, "parameters").groupby("model")["value"].first()
-    unsized = sorted(set(excess["model"]) - set(sizes.index))
+    sizes = {
+        str(name): float(value) for name, value in rows(frame, "parameters").groupby("model")["value"].first().items()
+    }
+    unsized = sorted(set(excess["model"]) - set(sizes))
     if unsized:
         raise Lacking(f"the parameters of {listed(unsized)} have not been counted")
-    means = excess.groupby(["family", "precision", "model"], as_index=False)["value"].mean()
-    means["parameters"] = sizes.loc[means["model"]].to_numpy()
+    models = walked_models(frame)
     numbers: dict[str, Number] = {}
+    apart = [model.id for model in models.values() if model.quantised]
+    if apart:
+        numbers["quantised, in no trend"] = listed(apart)
     parts: dict[str, Part] = {}
     texts = []
-    most = 0
-    for (family, precision), group in means.groupby(["family", "precision"], sort=True):
-        name = f"{family} {precision}"
-        count = int(group["parameters"].nunique())
-        numbers[f"sizes, {name}"], most = count, max(most, count)
-        if count < 3:
-            continue
-        if group["value"].nunique() == 1:
-            raise Lacking(f"the excess of {name} is the same at every size", numbers)
-        correlation = float(stats.spearmanr(group["parameters"], group["value"]).statistic)
-        numbers[f"Spearman, {name}"] = correlation
-        parts[name] = part(correlation >= 0.9, correlation <= -0.9)
-        texts.append(f"{name}: {correlation:+.2f}")
-    if not parts:
-        raise Lacking(f"underpowered: {most} sizes of one family at one precision of at least 3", numbers)
-    return tally(parts, f"Spearman of the excess with size {', '.join(texts)}", numbers)
+    for phenomenon, values in (("excess", mean_over_layers(excess, "excess")), ("convergence", convergence(frame))):
+        sized = by_size(values, models, sizes)
+        for (family, precision), of_family in sized.groupby(["family", "precision"], sort=True):
+            numbers[f"sizes, {phenomenon}, {family} {precision}"] = len(of_family)
+        found = size_correlations(sized)
+        for (family, precision), (correlation, count) in found.items():
+            name = f"{phenomenon}, {family} {precision}"
+            if not math.isfinite(correlation):
+                raise Lacking(f"the {phenomenon} of {family} {precision} is the same at every size", numbers)
+            numbers[f"Spearman, {name}"] = correlation
+            parts[name] = part(correlation >= 0.9, correlation <= -0.9)
+            texts.append(f"{name} {correlation:+.2f} over {count} sizes")
+        if not found:
+            so_far = f"; {', '.join(texts)}" if texts else ""
+            raise Lacking(
+                f"underpowered: {phenomenon} at {_most_sizes(sized)} sizes of one family at one precision of at least "
+                f"{MINIMAL_SIZES}{so_far}",
+                numbers,
+            )
+    families = sorted({name.split(", ", 1)[1] for name in parts})
+    both = sum(all(parts.get(f"{one}, {name}") is Part.HOLDS for one in ("excess", "convergence")) for name in families)
+    reason = f"both strengthen with size in {both} of {len(families)} families; Spearman with size: {', '.join(texts)}"
+    return tally(parts, reason, numbers)
 
 
 @decision
@@ -731,6 +761,11 @@ def _require_family(found: "pd.DataFrame") -> None:
         raise Lacking(f"the records of {listed(unnamed)} name no model family")
 
 
+def _most_sizes(sized: "pd.DataFrame") -> int:
+    """The largest number of sizes of a family at one precision."""
+    return max((len(group) for _, group in sized.groupby(["family", "precision"])), default=0)
+
+
 def _identity(found: "pd.DataFrame", what: str) -> Finding:
     """An identity on every model, of at least two families."""
     if not len(found):
@@ -738,6 +773,7 @@ def _identity(found: "pd.DataFrame", what: str) -> Finding:
     _require_family(found)
     numbers: dict[str, Number] = {}
     parts: dict[str, Part] = {}
+    found = found.assign(family=found["family"].map(family_of))
     for (family, model), errors in found.groupby(["family", "model"], sort=True)["value"]:
         worst = float(errors.max())
         numbers[f"largest identity error, {model} ({family})"] = worst

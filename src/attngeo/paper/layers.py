@@ -1,7 +1,7 @@
 """Numbers by layer from records by head, with 95 % intervals that say what they are taken over."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,6 +34,27 @@ def half_width_95(row: Mapping[str, Any]) -> float:
     return math.nan
 
 
+def interval_95(row: Mapping[str, Any]) -> tuple[float, float]:
+    """The 95 % interval of a record's mean: its own `low` and `high` where it has them, else from its spread."""
+    low, high = (float(row[name]) if row.get(name) is not None else math.nan for name in ("low", "high"))
+    if math.isfinite(low) and math.isfinite(high):
+        return low, high
+    half = half_width_95(row)
+    return row["value"] - half, row["value"] + half
+
+
+def student_half_width(values: Sequence[float]) -> float:
+    """Half the 95 % Student interval of the mean of values; NaN for fewer than two."""
+    from scipy import stats
+
+    n = len(values)
+    if n < 2:
+        return math.nan
+    mean = sum(values) / n
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    return float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)
+
+
 def isometry_by_layer(frame: "pd.DataFrame") -> "pd.DataFrame":
     """Isometry scores, one row a model, control and layer (`COLUMNS`).
 
@@ -41,7 +62,6 @@ def isometry_by_layer(frame: "pd.DataFrame") -> "pd.DataFrame":
     a Student interval over the heads. low and high are NaN where no interval can be had.
     """
     import pandas as pd
-    from scipy import stats
 
     rows = []
     if len(frame):
@@ -56,9 +76,7 @@ def isometry_by_layer(frame: "pd.DataFrame") -> "pd.DataFrame":
                 half, n = half_width_95(record), int(record["n"])
                 interval = f"95 % interval of the mean from the {record['spread_kind']}"
             else:
-                n = len(values)
-                quantile = float(stats.t.ppf(0.975, n - 1)) if n > 1 else math.nan
-                half = quantile * float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+                half, n = student_half_width(list(values)), len(values)
                 interval = "95 % interval of the mean over heads"
             rows.append((model, control, layer, mean, mean - half, mean + half, n, interval, len(chosen) - len(values)))
     return pd.DataFrame(rows, columns=list(COLUMNS))

@@ -54,6 +54,13 @@ CONTROL = {
     "random_init": Series("random init", "#0B4F9E", "^", (0, (1, 1.2))),
     "excess": Series("excess over null", "#000000", "D", "-"),
 }
+GRAPH_CONTROL = {
+    "depth_shuffled": Series("depth shuffled", "#9C9C9C", "s", (0, (4, 1.5))),
+    "random_init": CONTROL["random_init"],
+    "shuffled_tokens": Series("shuffled tokens", "#E6B800", "D", (0, (4, 1.2, 1, 1.2))),
+    "uniform_attention": Series("uniform attention", "#000000", "v", (0, (1, 1.2))),
+    "trained": CONTROL["trained"],
+}
 _SPARE = (
     ("#000000", "o", "-"),
     ("#D55E00", "^", (0, (4, 1.5))),
@@ -157,6 +164,18 @@ def legend_below(figure: "Figure", axes: "Iterable[Axes]", *, columns: int = 4) 
 def panel_title(axis: "Axes", index: int, text: str, columns: int = 1) -> None:
     """Left-aligned title "(a) text", wrapped to what fits over one of so many columns."""
     axis.set_title(f"({chr(ord('a') + index)}) {wrapped(text, max(8, LETTERS_ACROSS // columns - 4))}", loc="left")
+
+
+def share_scale(axes: "Iterable[Axes]") -> None:
+    """The same vertical limits for panels that are compared."""
+    axes = list(axes)
+    if not axes:
+        return
+    limits = [axis.get_ylim() for axis in axes]
+    low, high = min(low for low, _ in limits), max(high for _, high in limits)
+    room = 0.04 * (high - low)  # so that marks at the edge stay whole
+    for axis in axes:
+        axis.set_ylim(low - room, high + room)
 
 
 def name_point(axis: "Axes", x: float, y: float, text: str, color: str) -> None:

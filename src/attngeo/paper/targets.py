@@ -43,6 +43,8 @@ class Preset(Protocol):
     @property
     def vision_models(self) -> Sequence[AnalysedModel]: ...
     @property
+    def decoder_models(self) -> Sequence[AnalysedModel]: ...
+    @property
     def figures(self) -> Sequence[str]: ...
 
 
@@ -76,7 +78,9 @@ class Target:
 INJECTIVITY = "analyses/injectivity.json"
 ATTENTION_DISTANCE = "analyses/attention_distance.json"
 ATTENTION_MAPS = ("analyses/attention_maps.json", "analyses/attention_maps.npz")
+RUN_WALKS = "analyses/connection_walk_runs.json"
 VARIATIONAL = "analyses/variational.json"
+OWN_TRAJECTORIES = "analyses/own_trajectories.json"
 OPERATOR_BENCHMARK = "benchmarks/operators.json"
 SOLVER_BENCHMARK = "benchmarks/solver.json"
 EDGE_BENCHMARK = "benchmarks/edge.json"
@@ -90,9 +94,21 @@ def connection_walk_file(model_id: str) -> str:
 
 
 def connection_walk_files(preset: Preset) -> list[str]:
-    """Record files of every pretrained model of the preset."""
-    models = [*preset.language_models, *preset.vision_models]
+    """Record files of every pretrained model of the preset, and of our own decoders at every step kept."""
+    models = [*preset.language_models, *preset.decoder_models, *preset.vision_models]
     return [connection_walk_file(model.id) for model in models]
+
+
+def walk_files(preset: Preset) -> list[str]:
+    """Record files of the connection walks of pretrained models and, where runs feed fig10, of trained ones."""
+    return [*connection_walk_files(preset), *([RUN_WALKS] if any("fig10" in run.feeds for run in preset.runs) else [])]
+
+
+def trajectory_files(preset: Preset) -> list[str]:
+    """Record files of the paths of every pretrained model and, where runs feed fig17, of the trained ones."""
+    models = [*preset.language_models, *preset.vision_models]
+    own = [OWN_TRAJECTORIES] if any("fig17" in run.feeds for run in preset.runs) else []
+    return [*(f"analyses/trajectories/{model.id}.json" for model in models), *own]
 
 
 def run_files(preset: Preset, target: str, names: tuple[str, ...]) -> list[str]:
@@ -226,13 +242,28 @@ FIGURES: dict[str, Target] = {
             7, "fig07_injectivity", "Injectivity of attention matrices against capacity", ("P2.c",), _injectivity_inputs
         ),
         _figure(8, "fig08_attention_maps", "Attention maps on validation images", ("P2.b",), _attention_maps_inputs),
-        _figure(10, "fig10_transport_isometry", "Transport isometry by depth", ("P3.e", "P3.f"), connection_walk_files),
+        _figure(
+            9,
+            "fig09_graph_convergence",
+            "Effective attention graphs by depth",
+            ("P3.c", "P3.d"),
+            connection_walk_files,
+        ),
+        _figure(10, "fig10_transport_isometry", "Transport isometry by depth", ("P3.e",), walk_files),
+        _figure(11, "fig11_scale", "Isometry and convergence against size", ("P3.f",), connection_walk_files),
         _figure(
             16,
             "fig16_variational",
             "The attention flow against its variational problem",
             ("P1.a", "P1.b", "P1.c"),
             _variational_inputs,
+        ),
+        _figure(
+            17,
+            "fig17_trajectories",
+            "Hidden states by depth as paths on the sphere",
+            ("P1.a", "P1.d"),
+            trajectory_files,
         ),
     )
 }
@@ -279,6 +310,20 @@ TABLES: dict[str, Target] = {
             ("P2.e",),
             _timing_inputs,
             ("published/kernel_timings.csv",),
+        ),
+        _table(
+            6,
+            "tab06_models",
+            "Models walked: size, scores, nulls, excess",
+            ("P3.d", "P3.e", "P3.f"),
+            walk_files,
+        ),
+        _table(
+            7,
+            "tab07_identities",
+            "Exactness of the connection walk",
+            ("P3.a", "P3.b", "P3.c"),
+            walk_files,
         ),
         _table(9, "tab09_ledger", "The ledger of claims", (), ledger_files, ("claims.yaml",)),
         # Without a number: no table of the papers' is of these kinds.

@@ -65,7 +65,7 @@ class MlflowObserver:
         if self.run_id is None:
             return
         with self._quiet:
-            self._log_metrics(metrics, step=int(metrics["epoch"]))
+            self._log_metrics(metrics, step=_place(metrics, "epoch", "step"))
 
     def on_end(self, final: dict[str, Any]) -> None:
         """Record the final values and close the run."""
@@ -73,7 +73,7 @@ class MlflowObserver:
             return
         results = {key: value for key, value in final.items() if key not in self._params}
         with self._quiet:
-            self._log_metrics(results, step=int(final["epochs"]))
+            self._log_metrics(results, step=_place(final, "epochs", "steps"))
         with self._quiet:
             self._client.log_dict(self.run_id, encode_non_finite(final), "final.json")
         with self._quiet:
@@ -206,6 +206,11 @@ class _Quiet:
                 stacklevel=3,
             )
         return True
+
+
+def _place(values: Mapping[str, Any], *counts: str) -> int:
+    """Where on the axis of a curve a line of metrics lies: the first of these counts that it has."""
+    return int(next(values[count] for count in counts if count in values))
 
 
 def _metrics(values: Mapping[str, Any], step: int) -> tuple[list[Any], dict[str, str]]:

@@ -46,6 +46,13 @@ class EpochBar:
         self._bar.update(images)
 
 
+def step_bar(steps: int, done: int) -> Any:
+    """The bar of a training that counts in steps; it shows nothing where standard error is no terminal."""
+    return tqdm(
+        total=steps, initial=done, unit="step", dynamic_ncols=True, leave=False, disable=not sys.stderr.isatty()
+    )
+
+
 def say(text: str) -> None:
     """Print a line without tearing the bar."""
     tqdm.write(text)

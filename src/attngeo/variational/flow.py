@@ -16,10 +16,27 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attngeo.variational.sphere import dot, exponential, project, tangent_projection
+from attngeo.variational.sphere import dot, exponential, project, pull_back, tangent_projection
 
-Velocity = Callable[[Tensor], Tensor]
-"""Tangent velocity of a configuration: [..., N, D] unit rows -> [..., N, D]."""
+Velocity = Callable[[Tensor, Tensor], Tensor]
+"""Tangent velocity F(t, x) of a configuration: times [...], unit rows [..., N, D] -> [..., N, D]."""
+
+Weight = Tensor | Callable[[Tensor], Tensor] | None
+"""Query, key or value map: [E, D] of one head, [H, E, D] of H heads, a function from a time to either, None for I."""
+
+# Pair weights (8 MiB in float64) that are in memory at once when a function is evaluated along a path.
+_PAIRS_AT_ONCE = 2**20
+
+
+def along_path(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+    """function(*arguments) of tensors over the nodes of a path, the last [T, N, D], computed by blocks of nodes.
+
+    N x N weights then exist for a few nodes at once, and memory grows with T by the size of the path alone.
+    """
+    nodes = max(1, _PAIRS_AT_ONCE // arguments[-1].shape[-2] ** 2)
+    if len(arguments[-1]) <= nodes:
+        return function(*arguments)
+    return torch.cat([function(*parts) for parts in zip(*(each.split(nodes) for each in arguments), strict=True)])
 
 
 def energy(x: Tensor, beta: float) -> Tensor:
@@ -35,69 +52,133 @@ def energy_gradient(x: Tensor, beta: float) -> Tensor:
 
 def gradient_flow(beta: float) -> Velocity:
     """Unnormalised attention with Q = K = V = I scaled by 1 / N^2, so that xdot = grad E exactly (P1.b)."""
-    return lambda x: energy_gradient(x, beta)
+    return lambda t, x: energy_gradient(x, beta)
 
 
 def one_over_n_flow(beta: float) -> Velocity:
     """Unnormalised attention scaled by 1 / N: N grad E, a control on which the energy balance must fail."""
-    return lambda x: x.shape[-2] * energy_gradient(x, beta)
+    return lambda t, x: x.shape[-2] * energy_gradient(x, beta)
+
+
+def _mapped(x: Tensor, weight: Weight, t: Tensor) -> Tensor:
+    """Tokens [..., N, D] under the maps of every head, [..., H, N, E]."""
+    rows = x.unsqueeze(-3)
+    if weight is None:
+        return rows
+    if callable(weight):
+        heads = torch.stack([_heads(weight(time)) for time in t.reshape(-1)])
+        return rows @ heads.reshape(*t.shape, *heads.shape[1:]).mT
+    return rows @ _heads(weight).mT
+
+
+def _heads(weight: Tensor) -> Tensor:
+    return weight if weight.ndim == 3 else weight.unsqueeze(0)
 
 
 def attention_output(
-    x: Tensor, beta: float, query: Tensor | None = None, key: Tensor | None = None, value: Tensor | None = None
+    x: Tensor,
+    beta: float,
+    query: Weight = None,
+    key: Weight = None,
+    value: Weight = None,
+    *,
+    t: Tensor | None = None,
+    normalised: bool = True,
 ) -> Tensor:
-    """Softmax attention before projection, sum_j softmax_j(beta <Q x_i, K x_j>) V x_j; None is the identity [D, D]."""
-    queries = x if query is None else x @ query.mT
-    keys = x if key is None else x @ key.mT
-    values = x if value is None else x @ value.mT
-    return torch.softmax(beta * queries @ keys.mT, dim=-1) @ values
+    """Attention before projection, sum over heads and j of w_ij V x_j; [..., N, D] -> [..., N, D].
+
+    w_ij = softmax_j(beta <Q x_i, K x_j>), or exp(beta <Q x_i, K x_j>) / N^2 if not `normalised`. It takes N x N
+    numbers a head and configuration, never N x N x D. Maps that depend on time take `t` [...], 0 by default.
+    """
+    time = x.new_zeros(x.shape[:-2]) if t is None else t
+    scores = _mapped(beta * x, query, time) @ _mapped(x, key, time).mT
+    weights = torch.softmax(scores, dim=-1) if normalised else torch.exp(scores) / x.shape[-2] ** 2
+    return (weights @ _mapped(x, value, time)).sum(dim=-3)
 
 
-def softmax_flow(
-    beta: float, query: Tensor | None = None, key: Tensor | None = None, value: Tensor | None = None
-) -> Velocity:
+def softmax_flow(beta: float, query: Weight = None, key: Weight = None, value: Weight = None) -> Velocity:
     """Softmax attention projected to the tangent space at each token (P1.a); not grad E even for Q = K = V = I."""
-    return lambda x: tangent_projection(x, attention_output(x, beta, query, key, value))
+    return lambda t, x: tangent_projection(x, attention_output(x, beta, query, key, value, t=t))
 
 
-def projected_euler_step(velocity: Velocity, x: Tensor, step: float) -> Tensor:
+def unnormalised_flow(beta: float, query: Weight = None, key: Weight = None, value: Weight = None) -> Velocity:
+    """Attention with weights exp(beta <Q x_i, K x_j>) / N^2, projected.
+
+    It is the gradient of the sum over heads of 1 / (2 beta N^2) sum_ij exp(beta <Q x_i, K x_j>) where every head has
+    V = K^T Q = Q^T K.
+    """
+    return lambda t, x: tangent_projection(x, attention_output(x, beta, query, key, value, t=t, normalised=False))
+
+
+def projected_euler_step(velocity: Velocity, t: Tensor, x: Tensor, step: float) -> Tensor:
     """Straight step, then renormalise, as a layer with a residual connection and a norm does; order 1."""
-    return project(x + step * velocity(x))
+    return project(x + step * velocity(t, x))
 
 
-def exponential_euler_step(velocity: Velocity, x: Tensor, step: float) -> Tensor:
+def exponential_euler_step(velocity: Velocity, t: Tensor, x: Tensor, step: float) -> Tensor:
     """Step along the geodesic; order 1, and it differs from the projected step by O(step^3)."""
-    return exponential(x, step * velocity(x))
+    return _geodesic_end(x, step * velocity(t, x))
 
 
-def projected_rk4_step(velocity: Velocity, x: Tensor, step: float) -> Tensor:
+def _geodesic_end(x: Tensor, v: Tensor) -> Tensor:
+    # Rounding of |x| makes v slightly radial, which the flow may amplify from step to step: it is taken off each time.
+    return project(exponential(x, v))
+
+
+def _runge_kutta(rate: Velocity, t: Tensor, x: Tensor, step: float) -> Tensor:
+    """Increment of one classical Runge-Kutta step of order 4 for an equation in a linear space."""
+    first = rate(t, x)
+    second = rate(t + step / 2, x + step / 2 * first)
+    third = rate(t + step / 2, x + step / 2 * second)
+    fourth = rate(t + step, x + step * third)
+    return step / 6 * (first + 2 * second + 2 * third + fourth)
+
+
+def projected_rk4_step(velocity: Velocity, t: Tensor, x: Tensor, step: float) -> Tensor:
     """Classical Runge-Kutta step, then renormalise; order 4.
 
     Stages leave the sphere, so the field is extended by x -> F(x / |x|). It is orthogonal to x everywhere, the sphere
     is invariant under the extended equation, and projecting onto an invariant manifold keeps the order.
     """
-    first = velocity(x)
-    second = velocity(project(x + step / 2 * first))
-    third = velocity(project(x + step / 2 * second))
-    fourth = velocity(project(x + step * third))
-    return project(x + step / 6 * (first + 2 * second + 2 * third + fourth))
+    return project(x + _runge_kutta(lambda time, y: velocity(time, project(y)), t, x, step))
 
 
-def unprojected_euler_step(velocity: Velocity, x: Tensor, step: float) -> Tensor:
+def lie_rk4_step(velocity: Velocity, t: Tensor, x: Tensor, step: float) -> Tensor:
+    """Lie-group Runge-Kutta step (Runge-Kutta-Munthe-Kaas) with the rotations of each token's sphere; order 4.
+
+    exponential(x, u) = exp(u x^T - x u^T) x is the rotation of x by an element u of the algebra so(D), tangent at x.
+    The equation of u is u' = dexp_u^-1 F, where the inverse is known in closed form (`pull_back`): the classical scheme
+    solves it from u = 0 in the linear space of tangent vectors, and no stage leaves the sphere.
+    """
+
+    def rate(time: Tensor, u: Tensor) -> Tensor:
+        y = exponential(x, u)
+        return pull_back(x, u, y, velocity(time, y))
+
+    return _geodesic_end(x, _runge_kutta(rate, t, torch.zeros_like(x), step))
+
+
+def unprojected_euler_step(velocity: Velocity, t: Tensor, x: Tensor, step: float) -> Tensor:
     """Straight step that never returns to the sphere: a control whose norms grow by O(step) over a fixed time."""
-    return x + step * velocity(project(x))
+    return x + step * velocity(t, project(x))
 
 
-STEPS: dict[str, Callable[[Velocity, Tensor, float], Tensor]] = {
+STEPS: dict[str, Callable[[Velocity, Tensor, Tensor, float], Tensor]] = {
     "projected_euler": projected_euler_step,
     "exponential_euler": exponential_euler_step,
     "projected_rk4": projected_rk4_step,
+    "lie_rk4": lie_rk4_step,
     "unprojected_euler": unprojected_euler_step,
 }
 """Integrators by name."""
 
-ORDERS = {"projected_euler": 1, "exponential_euler": 1, "projected_rk4": 4}
+ORDERS = {"projected_euler": 1, "exponential_euler": 1, "projected_rk4": 4, "lie_rk4": 4}
 """Order of the global error of each integrator that stays on the sphere."""
+
+
+def path_times(nodes: int, step: float, like: Tensor) -> Tensor:
+    """Times 0, step, ... of the nodes of a path, [nodes], with the type and device of `like`."""
+    return step * torch.arange(nodes, dtype=like.dtype, device=like.device)
 
 
 def integrate(velocity: Velocity, start: Tensor, step: float, steps: int, method: str = "projected_rk4") -> Tensor:
@@ -108,8 +189,8 @@ def integrate(velocity: Velocity, start: Tensor, step: float, steps: int, method
     if method not in STEPS:
         raise ValueError(f"unknown integrator {method!r}; known: {', '.join(STEPS)}")
     path = [start]
-    for _ in range(steps):
-        path.append(STEPS[method](velocity, path[-1], step))
+    for time in path_times(steps, step, start):
+        path.append(STEPS[method](velocity, time, path[-1], step))
     return torch.stack(path)
 
 

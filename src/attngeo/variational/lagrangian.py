@@ -1,6 +1,7 @@
 """Action functionals of discrete paths on the sphere and their first variation (P1.b, P1.c).
 
-A Lagrangian maps positions and velocities [..., N, D] to [...]. The energy-dissipation Lagrangian completes a square,
+A Lagrangian maps times [...], positions and velocities [..., N, D] to [...]. The energy-dissipation Lagrangian
+completes a square,
 
     |xdot|^2 / 2 + |grad E|^2 / 2 = |xdot - grad E|^2 / 2 + <xdot, grad E> = |xdot - grad E|^2 / 2 + dE/dt,
 
@@ -16,26 +17,29 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attngeo.variational.flow import Velocity, energy, energy_gradient
+from attngeo.variational.flow import Velocity, along_path, energy, energy_gradient, path_times
 from attngeo.variational.sphere import exponential, tangent_projection
 
-Lagrangian = Callable[[Tensor, Tensor], Tensor]
-"""L(x, xdot): [..., N, D], [..., N, D] -> [...]."""
+Lagrangian = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""L(t, x, xdot): times [...], positions and velocities [..., N, D] -> [...], any function that torch differentiates."""
+
+Terminal = Callable[[Tensor], Tensor]
+"""A function of the last node, [N, D] -> scalar, that is added to an action whose end is free."""
 
 
-def kinetic(x: Tensor, v: Tensor) -> Tensor:
+def kinetic(t: Tensor, x: Tensor, v: Tensor) -> Tensor:
     """|xdot|^2 / 2, whose stationary paths are great circles run at constant speed."""
     return v.square().sum(dim=(-2, -1)) / 2
 
 
 def energy_dissipation(beta: float) -> Lagrangian:
     """|xdot|^2 / 2 + |grad E|^2 / 2, the nontrivial functional that gradient-flow attention satisfies (P1.b)."""
-    return lambda x, v: (v.square() + energy_gradient(x, beta).square()).sum(dim=(-2, -1)) / 2
+    return lambda t, x, v: (v.square() + energy_gradient(x, beta).square()).sum(dim=(-2, -1)) / 2
 
 
 def deviation(velocity: Velocity) -> Lagrangian:
     """|xdot - F(x)|^2 / 2, minimised by the flow of any F with action 0: true of every flow, hence no evidence."""
-    return lambda x, v: (v - velocity(x)).square().sum(dim=(-2, -1)) / 2
+    return lambda t, x, v: (v - velocity(t, x)).square().sum(dim=(-2, -1)) / 2
 
 
 def stencil_weights(offsets: list[int], derivative: int) -> Tensor:
@@ -63,16 +67,25 @@ def central_difference(path: Tensor, step: float, derivative: int, points: int) 
     return sum((weight * path[k : k + interior] for k, weight in enumerate(weights)), torch.zeros_like(path[:interior]))
 
 
-def path_velocity(path: Tensor, step: float) -> Tensor:
-    """Velocity at every node by five-point stencils, one-sided at the two ends; order 4. [T, N, D] -> [T, N, D]."""
-    interior = central_difference(path, step, derivative=1, points=5)
+def path_derivative(path: Tensor, step: float, derivative: int) -> Tensor:
+    """First or second time derivative at every node by five-point stencils, one-sided at the ends, [T, N, D].
+
+    The order is 4, but 3 for the second derivative at the two nodes next to each end.
+    """
+    interior = central_difference(path, step, derivative, points=5)
+    # Read backwards in time the same weights give the derivative times (-1)^derivative.
+    sign = (-1) ** derivative
     ends = {}
     for node in (0, 1):
-        weights = stencil_weights([k - node for k in range(5)], 1).to(path) / step
+        weights = stencil_weights([k - node for k in range(5)], derivative).to(path) / step**derivative
         ends[node] = torch.tensordot(weights, path[:5], dims=1)
-        # Read backwards in time the same weights give minus the derivative.
-        ends[-1 - node] = -torch.tensordot(weights, path[-5:].flip(0), dims=1)
+        ends[-1 - node] = sign * torch.tensordot(weights, path[-5:].flip(0), dims=1)
     return torch.cat([ends[0][None], ends[1][None], interior, ends[-2][None], ends[-1][None]])
+
+
+def path_velocity(path: Tensor, step: float) -> Tensor:
+    """Velocity at every node, of order 4 (`path_derivative`): [T, N, D] -> [T, N, D]."""
+    return path_derivative(path, step, 1)
 
 
 def quadrature_weights(intervals: int, step: float) -> Tensor:
@@ -88,14 +101,21 @@ def quadrature_weights(intervals: int, step: float) -> Tensor:
     return weights
 
 
-def action(lagrangian: Lagrangian, path: Tensor, step: float, velocities: Tensor | None = None) -> Tensor:
-    """Integral of L over a path [T, N, D] by Simpson's rule, a scalar.
+def action(
+    lagrangian: Lagrangian,
+    path: Tensor,
+    step: float,
+    velocities: Tensor | None = None,
+    terminal: Terminal | None = None,
+) -> Tensor:
+    """Integral of L over a path [T, N, D] from time 0 by Simpson's rule, plus `terminal(x(T))`; a scalar.
 
     Without `velocities` [T, N, D] they come from the path itself (`path_velocity`), so any path has an action.
     """
     velocities = path_velocity(path, step) if velocities is None else velocities
     weights = quadrature_weights(path.shape[0] - 1, step).to(path)
-    return weights @ lagrangian(path, velocities)
+    value = weights @ along_path(lagrangian, path_times(len(path), step, path), path, velocities)
+    return value if terminal is None else value + terminal(path[-1])
 
 
 def energy_imbalance(path: Tensor, step: float, beta: float, velocities: Tensor | None = None) -> Tensor:
@@ -114,11 +134,11 @@ def running_imbalance(path: Tensor, step: float, beta: float, velocities: Tensor
     At one time alone the signed imbalance may pass through zero and feign another order; its maximum over time cannot.
     """
     velocities = path_velocity(path, step) if velocities is None else velocities
-    density = energy_dissipation(beta)(path, velocities)
+    density = along_path(energy_dissipation(beta), path_times(len(path), step, path), path, velocities)
     pairs = (path.shape[0] - 1) // 2
     left, middle, right = density[: 2 * pairs : 2], density[1 : 2 * pairs : 2], density[2 : 2 * pairs + 1 : 2]
     running = ((left + 4 * middle + right) * (step / 3)).cumsum(dim=0)
-    gained = energy(path[2 : 2 * pairs + 1 : 2], beta) - energy(path[0], beta)
+    gained = along_path(lambda x: energy(x, beta), path[2 : 2 * pairs + 1 : 2]) - energy(path[0], beta)
     return torch.cat([running - gained, energy_imbalance(path, step, beta, velocities)[None]])
 
 
@@ -127,10 +147,12 @@ def varied_path(path: Tensor, variation: Tensor, epsilon: float | Tensor) -> Ten
     return exponential(path, epsilon * variation)
 
 
-def first_variation(lagrangian: Lagrangian, path: Tensor, step: float, variation: Tensor) -> Tensor:
+def first_variation(
+    lagrangian: Lagrangian, path: Tensor, step: float, variation: Tensor, terminal: Terminal | None = None
+) -> Tensor:
     """d/d epsilon at 0 of the action of `varied_path`, by forward automatic differentiation, a scalar (P1.c)."""
     return torch.func.jvp(
-        lambda epsilon: action(lagrangian, varied_path(path, variation, epsilon), step),
+        lambda epsilon: action(lagrangian, varied_path(path, variation, epsilon), step, terminal=terminal),
         (path.new_zeros(()),),
         (path.new_ones(()),),
     )[1]

@@ -10,6 +10,8 @@ from torch import Tensor
 # Below this squared angle the series is used: its first dropped term is under 1e-21, so values and the derivatives
 # that automatic differentiation takes of them agree with the closed form to rounding.
 _SERIES_BELOW = 1e-2
+# Taylor coefficients of z / sin z at z^2, z^4, ..., z^12.
+_ANGLE_OVER_SINE = (1 / 6, 7 / 360, 31 / 15120, 127 / 604800, 73 / 3421440, 1414477 / 653837184000)
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:
@@ -46,6 +48,25 @@ def _sinc_of_root(square: Tensor) -> Tensor:
     return torch.where(small, series, torch.sin(root) / root)
 
 
+def _angle_over_sine_of_chord(square: Tensor) -> Tensor:
+    """Angle over its sine as a series in the squared chord, smooth at 0; for squares below `_SERIES_BELOW`."""
+    series = torch.ones_like(square)
+    for k in range(7, 0, -1):
+        series = 1 + k / (4 * k + 2) * square * series
+    return series
+
+
+def _angle_over_sine_excess(square: Tensor) -> Tensor:
+    """(sqrt(s) / sin(sqrt(s)) - 1) / s, smooth at s = 0, for s < pi^2."""
+    small = square < _SERIES_BELOW
+    series = torch.zeros_like(square)
+    for coefficient in reversed(_ANGLE_OVER_SINE):
+        series = coefficient + square * series
+    safe = torch.where(small, torch.ones_like(square), square)
+    root = torch.sqrt(safe)
+    return torch.where(small, series, (root / torch.sin(root) - 1) / safe)
+
+
 def exponential(x: Tensor, v: Tensor) -> Tensor:
     """End of the geodesic that starts at x with velocity v and runs for unit time: cos|v| x + (sin|v| / |v|) v."""
     square = dot(v, v)
@@ -72,11 +93,14 @@ def logarithm(x: Tensor, y: Tensor) -> Tensor:
     exact when the points nearly coincide or nearly oppose, P_x y itself is not. ValueError for antipodal points.
     """
     _refuse_antipodes(x + y, "logarithm")
-    direction = tangent_projection(x, torch.where(dot(x, y) >= 0, y - x, y + x))
-    sine = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
-    coincident = sine == 0
-    angle = distance(x, y).unsqueeze(-1)
-    return torch.where(coincident, torch.ones_like(sine), angle / torch.where(coincident, 1, sine)) * direction
+    cosine = dot(x, y)
+    chord = y - x
+    direction = tangent_projection(x, torch.where(cosine >= 0, chord, y + x))
+    square = dot(chord, chord)
+    near = square < _SERIES_BELOW
+    sine = torch.linalg.vector_norm(torch.where(near, torch.ones_like(direction), direction), dim=-1, keepdim=True)
+    angle = torch.atan2(sine, torch.where(near, torch.ones_like(cosine), cosine))
+    return torch.where(near, _angle_over_sine_of_chord(square), angle / sine) * direction
 
 
 def parallel_transport(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
@@ -90,6 +114,17 @@ def parallel_transport(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
     # Only the direction of s matters, and a normalised one cannot underflow when squared.
     unit = project(chord_sum)
     return v - 2 * dot(unit, v) * unit
+
+
+def pull_back(x: Tensor, v: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    """Inverse of the exponential's differential at v: tangent w at y = exponential(x, v), |v| < pi, to tangent at x.
+
+    Along the geodesic vectors are carried by parallel transport, across it they shrink by sin|v| / |v|.
+    """
+    carried = parallel_transport(y, x, w)
+    square = dot(v, v)
+    excess = _angle_over_sine_excess(square)
+    return carried + excess * (square * carried - dot(v, carried) * v)
 
 
 def tangent_basis(x: Tensor) -> Tensor:

@@ -22,8 +22,21 @@ METHODS = {
     "projected_euler+5_points": "Euler, 5 points",
     "flow_path": "gradient flow",
     "generic_path": "generic path",
+    "free_end": "L-BFGS, free end",
+    "held_ends": "L-BFGS, both ends held",
+    "beta_0": r"$\beta$ = 0",
+    "beta_4": r"$\beta$ = 4",
+    "beta_9": r"$\beta$ = 9",
+    "beta_16": r"$\beta$ = 16",
+    "softmax_flow": "softmax flow",
+    "quadrature": "derived",
 }
-CONTROLS = {"perturbed_path": "bent path", "one_over_n": "1/n flow", "softmax_normalised": "softmax flow"}
+CONTROLS = {
+    "perturbed_path": "bent path",
+    "one_over_n": "1/n flow",
+    "softmax_normalised": "softmax flow",
+    "uniform_weights": r"$\beta$ = 0 (uniform weights)",
+}
 FLOW_STYLES = (("#D55E00", "o", "-"), ("#0B4F9E", "s", (0, (4, 1.5))), ("#3DB0A0", "D", (0, (4, 1.2, 1, 1.2))))
 CONTROL_STYLES = (("#000000", "^", (0, (1, 1.2))), ("#7A7A7A", "v", (0, (1, 1.2))), ("#ADADAD", "P", (0, (1, 1.2))))
 NO_CONTROL = "none"
@@ -39,6 +52,7 @@ class Panel:
     ylabel: str
     metrics: Mapping[str, str]
     methods: tuple[str, ...] | None = None
+    linear: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -71,15 +85,43 @@ PANELS = (
             "minimiser_excess": "excess of $J_0$",
         },
     ),
+    Panel(
+        "perturbation theory",
+        r"perturbation $\varepsilon$",
+        "relative error",
+        {f"{response}_predicted": "error" for response in ("minimiser_shift", "minimum_change", "minimiser_excess")},
+        names={
+            "minimiser_shift_predicted": "predicted shift",
+            "minimum_change_predicted": "predicted change",
+            "minimiser_excess_predicted": "predicted excess",
+        },
+    ),
+    Panel(
+        "stationary paths against the flow",
+        "step $h$",
+        "distance (rad)",
+        {"stationary_path": "distance"},
+        ("free_end", "held_ends"),
+    ),
+    Panel(
+        "clusters of random tokens",
+        "time $t$",
+        "clusters",
+        {"clusters": "clusters"},
+        ("beta_0", "beta_4", "beta_9", "beta_16"),
+    ),
+    Panel(
+        "time to one cluster", r"$\beta$", "time $t$", {"clustering_time": "time"}, ("quadrature", "softmax_flow"), True
+    ),
 )
 
 
 @styled
 def draw(inputs: Sequence[Path]) -> Drawn:
-    """Draw analyses/variational.json: four log-log panels, each series with its fitted slope in the legend."""
+    """Draw analyses/variational.json: log-log panels, each series with its fitted slope, if any, in the legend."""
     (path,) = inputs
     frame = records.read(path)
-    figure, axes = new_figure(2, 2, height_to_width=1.0)
+    figure, axes = new_figure(len(PANELS) // 2, 2, height_to_width=0.8)
     shown = []
     for index, panel in enumerate(PANELS):
         axis = axes[index // 2][index % 2]
@@ -98,7 +140,12 @@ def draw(inputs: Sequence[Path]) -> Drawn:
         "Euler-Lagrange equation of the energy-dissipation functional and (b) energy-dissipation imbalance along "
         "integrated paths of the gradient flow, against the step. (c) Change of the action under a variation of size "
         "epsilon, along the gradient flow's path and along a bent (generic) one. (d) Response of minimiser and minimum "
-        "to epsilon times another functional. Dotted: controls (other flows, a bent path). Points are means over seeds "
+        "to epsilon times another functional, (e) what first-order perturbation theory leaves of it. (f) Distance from "
+        "the flow's path to the paths that minimise the action minus the final energy (free end) or the action alone "
+        "(ends held). (g) Clusters of 32 random tokens in three dimensions, chains of neighbours closer than 0.1 rad, "
+        "under the softmax flow. (h) Time until 4 orthogonal tokens are within "
+        "0.1 rad of one another under that flow, and the derived integral. Dotted: controls (other flows, a bent path, "
+        "uniform weights). Points are means over seeds "
         f"(n = {span(points['n'])}), bars plus and minus one sample standard deviation (left out where they would "
         f"reach 0); numbers in the legends are fitted log-log slopes. {_derived(shown, slopes)}"
         f"Preset {preset_name(inputs)} on {frame.attrs['provenance'].get('device', 'unknown device')}, float64."
@@ -133,7 +180,7 @@ def _draw_panel(axis: "Axes", panel: Panel, points: "pd.DataFrame", slopes: "pd.
             label=label,
             elinewidth=0.6,
         )
-    axis.set_xscale("log")
+    axis.set_xscale("linear" if panel.linear else "log")
     axis.set_yscale("log")
     steps = sorted(points["step"].unique())
     axis.set_xticks(steps, [f"{step:.3g}" for step in steps])

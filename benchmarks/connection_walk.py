@@ -1,0 +1,296 @@
+"""Time the connection walk of a pretrained model on this CPU, against a straightforward implementation of it.
+
+The straightforward one keeps the attention maps of all layers and windows, forms W_V W_O and T_ij as C x C matrices and
+decomposes these. Both must give the same numbers before either counts. Times are processor time of all threads of one
+run each, with freed memory given back at once; memory is the peak beyond the loaded model. Compared are the trained
+network's graphs, transports and heads with their nulls; the straightforward one does without whatever leaves the first
+token out and without intervals, which this project's time includes. Run it on an idle machine:
+`python -m benchmarks.connection_walk --help`.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from attngeo.connection_walk import analysis, nulls, stationarity, transport, walk
+from attngeo.connection_walk.measurements import Rows
+from attngeo.evaluation import timing
+from attngeo.language_models.architectures import HeadWeights
+from attngeo.language_models.loading import LoadedModel, load, random_init
+from attngeo.language_models.windows import text_windows
+from attngeo.training.seeding import generator
+from benchmarks.output import say, write
+
+R = TypeVar("R")
+Numbers = dict[tuple[int, int, str, str], float]
+
+MODEL = "smollm2-135m-instruct@gguf-q4_1"
+EDGES, NULL_DRAWS = 4, 16
+AGREEMENT = 1e-5  # both see the same float32 maps; of the numbers compared, angles and logs lose the most digits
+SPECTRA_AGREEMENT = 1e-6
+GOALS = {
+    "budget_s": ("s of all measurements on the budget's windows, two cores", 2 * 180.0, True),
+    "budget_mib": ("MiB at the peak of all measurements, the model included", 3 * 1024.0, True),
+    "time_ratio": ("times faster than the straightforward implementation", 5.0, False),
+    "memory_ratio": ("times less memory than the straightforward implementation", 5.0, False),
+    "head_spectra_ratio": ("times faster: spectra of heads against an SVD of the product", 10.0, False),
+    "edge_spectra_ratio": ("times faster: spectra of edges against an SVD of the product", 10.0, False),
+}
+
+
+def straightforward(
+    loaded: LoadedModel, inputs: Sequence[Tensor], *, seed: int, null_draws: int, edges: int
+) -> Numbers:
+    """The trained numbers and nulls that need no streaming to write down, by layer, head, metric and control."""
+    read: list[list[Tensor]] = []
+    maps: list[Sequence[Tensor]] = []
+    sites = loaded.sites
+    for window in inputs:
+        read.append([])
+        handles = [
+            site.attention.register_forward_pre_hook(
+                lambda module, args, kwargs: read[-1].append(args[0] if args else kwargs["hidden_states"]),
+                with_kwargs=True,
+            )
+            for site in sites
+        ]
+        with torch.no_grad():
+            maps.append(loaded.model(input_ids=window[None], output_attentions=True, use_cache=False).attentions)
+        for handle in handles:
+            handle.remove()
+    weights = [site.weights() for site in sites]
+    products = [transport.head_transports(of_layer) for of_layer in weights]
+    found: dict[tuple[int, int, str, str], list[Tensor]] = {}
+
+    def note(layer: int, head: int, metric: str, control: str, value: Tensor | float) -> None:
+        found.setdefault((layer, head, metric, control), []).append(torch.as_tensor(value).double())
+
+    for index, of_window in enumerate(maps):
+        before = None
+        for layer, attention in enumerate(of_window):
+            graph = walk.effective_graph(attention[0])
+            spectrum = torch.linalg.eigvalsh(_normalised(graph))
+            note(layer, -1, "spectral_gap", "trained", 1 - spectrum[-2])
+            note(layer, -1, "first_token_share", "trained", graph[1:, 0].mean())
+            if before is not None:
+                note(layer, -1, "graph_change", "trained", (graph - before).norm() / before.norm())
+                note(layer, -1, "row_jensen_shannon", "trained", stationarity.row_jensen_shannon(before, graph))
+            before = graph
+            states = sites[layer].states(read[index][layer][0])
+            moved = torch.einsum("nc,hcd->hnd", states, products[layer]).norm(dim=2) / states.norm(dim=1)
+            for head in range(len(moved)):
+                note(layer, head, "directional_gain", "trained", moved[head].mean())
+            draw = generator(seed, "edges", index * len(sites) + layer)
+            rows, columns = walk.sample_edges(graph, edges, draw)
+            gates = walk.gates(attention[0][:, rows, columns].double()).T
+            rank = transport.edge_rank(weights[layer])
+            dense = torch.einsum("eh,hcd->ecd", gates * weights[layer].heads, products[layer])
+            note(layer, -1, "transport_isometry_score", "trained", _score(dense, rank).mean())
+            along = torch.einsum("ec,ecd->ed", states[columns], dense).norm(dim=1) / states[columns].norm(dim=1)
+            note(layer, -1, "transport_directional_gain", "trained", along.mean())
+            for control, gain in (("null", None), ("null_same_gain", sites[layer].gain)):
+                for edge in range(edges):
+                    drawn = nulls.gaussian_like(weights[layer], draw, gain=gain)
+                    dense = transport.edge_transports(drawn, gates[edge : edge + 1])
+                    note(layer, -1, "transport_isometry_score", control, _score(dense, rank).mean())
+    for layer, of_layer in enumerate(weights):
+        rank = min(of_layer.model_dim, of_layer.head_dim)
+        for head, score in enumerate(_score(products[layer], rank)):
+            note(layer, head, "isometry_score", "trained", score)
+        draw = generator(seed, "null-heads")
+        for _ in range(null_draws):
+            drawn = nulls.gaussian_heads(of_layer.model_dim, of_layer.head_dim, 1, draw)
+            note(layer, -1, "isometry_score", "null", _score(transport.head_transports(drawn), rank).mean())
+    return {key: torch.stack(values).mean().item() for key, values in found.items()}
+
+
+def _normalised(graph: Tensor) -> Tensor:
+    weights = stationarity.symmetrised(graph)
+    scale = weights.sum(1).rsqrt()
+    return scale[:, None] * weights * scale
+
+
+def _score(dense: Tensor, rank: int) -> Tensor:
+    return transport.isometry_score(torch.linalg.svdvals(dense)[..., :rank], rank)
+
+
+def ours(loaded: LoadedModel, inputs: Sequence[Tensor], *, seed: int, null_draws: int, edges: int) -> Numbers:
+    """The same by this project."""
+    rows = Rows(loaded)
+    analysis.measure_trained(rows, loaded, inputs, seed=seed, null_draws=null_draws, edges=edges)
+    return {(row["layer"], row["head"], row["metric"], row["control"]): row["value"] for row in rows.rows}
+
+
+def disagreement(expected: Numbers, found: Numbers) -> tuple[float, str]:
+    """The largest difference of a trained number relative to its size, and which it is."""
+    worst, where = 0.0, "none"
+    for key, value in expected.items():
+        if key[3] == "trained":
+            difference = abs(found[key] - value) / max(abs(value), 1e-3)
+            if not difference <= worst:
+                worst, where = difference, f"{key[2]} of layer {key[0]}" + (f", head {key[1]}" if key[1] >= 0 else "")
+    return worst, where
+
+
+def spectra(weights: HeadWeights, edges: int, *, repeats: int, seconds: float) -> list[dict[str, Any]]:
+    """Singular values of heads and of edges by thin factors, against torch's SVD of the C x C product."""
+    gates = torch.rand(edges, weights.heads, dtype=torch.float64, generator=generator(0, "gates")).softmax(1)
+    heads_rank, edge_rank = min(weights.model_dim, weights.head_dim), transport.edge_rank(weights)
+    rows = []
+    for name, thin, dense, rank in (
+        ("head", lambda: transport.head_singular_values(weights), transport.head_transports(weights), heads_rank),
+        (
+            "edge",
+            lambda: transport.edge_singular_values(weights, gates).flip(1),
+            transport.edge_transports(weights, gates),
+            edge_rank,
+        ),
+    ):
+        full = torch.linalg.svdvals(dense)[:, :rank]
+        error = ((thin() - full).abs() / full[:, :1]).max().item()
+        contestants = {
+            "thin": thin,
+            "dense": lambda dense=dense: torch.linalg.svd(dense),
+            "dense, values only": lambda dense=dense: torch.linalg.svdvals(dense),
+        }
+        taken = timing.interleaved(contestants, timing.processor_time, repeats=repeats, seconds=seconds)
+        rows.append(_row(f"{name}_spectra_error", error, "1"))
+        rows += [_row(f"{name}_spectra", taken[form].minimum_ms, "ms", form) for form in contestants]
+        ratio = taken["dense"].minimum_ms / taken["thin"].minimum_ms
+        rows.append(_row(f"{name}_spectra_ratio", ratio, "1"))
+    return rows
+
+
+def measured(call: Callable[[], R]) -> tuple[R, float, float, float]:
+    """What a call returns, its processor seconds, and its peak in MiB: beyond what was there, and in all."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = timing.status_kib("VmRSS")
+    start = time.process_time()
+    result = call()
+    seconds = time.process_time() - start
+    peak = timing.status_kib("VmHWM")
+    return result, seconds, (peak - before) / 2**10, peak / 2**10
+
+
+def run(
+    loaded: LoadedModel, texts: Any, *, windows: int, window_tokens: int, budget_windows: int, quick: bool
+) -> list[dict[str, Any]]:
+    """Everything that is measured, as rows."""
+    timing.return_pages()  # what was freed before must not hide what a call takes
+    rows = spectra(loaded.sites[0].weights(), 4, repeats=3 if quick else 10, seconds=0.1 if quick else 3.0)
+    inputs = text_windows(loaded, texts, windows, window_tokens)
+    options = {"seed": 0, "null_draws": NULL_DRAWS, "edges": EDGES}
+    ours(loaded, inputs[:1], **options)  # loads code and starts threads, which is nobody's time
+    say(f"this project, {len(inputs)} windows")
+    found, seconds, mib, _ = measured(lambda: ours(loaded, inputs, **options))
+    say(f"straightforward, {len(inputs)} windows")
+    expected, dense_seconds, dense_mib, _ = measured(lambda: straightforward(loaded, inputs, **options))
+    worst, where = disagreement(expected, found)
+    say(f"numbers differ by at most {worst:.1e} ({where})")
+    rows += [
+        _row("disagreement", worst, "1"),
+        *(_row("time", value, "s", form) for form, value in (("ours", seconds), ("straightforward", dense_seconds))),
+        *(_row("memory", value, "MiB", form) for form, value in (("ours", mib), ("straightforward", dense_mib))),
+        _row("time_ratio", dense_seconds / seconds, "1"),
+        _row("memory_ratio", dense_mib / max(mib, 1.0), "1"),
+    ]
+    if budget_windows:
+        say(f"all measurements, {budget_windows} windows")
+        del inputs
+        call = lambda: analysis.analyze(loaded, texts, windows=budget_windows, window_tokens=window_tokens)  # noqa: E731
+        _, seconds, _, peak = measured(call)
+        rows += [_row("budget_s", seconds, "s"), _row("budget_mib", peak, "MiB")]
+    return rows
+
+
+def _row(metric: str, value: float, unit: str, form: str = "") -> dict[str, Any]:
+    return {"metric": metric, "form": form, "value": value, "unit": unit}
+
+
+def wrong(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Which numbers are not the same."""
+    limits = {
+        "disagreement": AGREEMENT,
+        "head_spectra_error": SPECTRA_AGREEMENT,
+        "edge_spectra_error": SPECTRA_AGREEMENT,
+    }
+    return [
+        f"{row['metric']} {row['value']:.1e}, allowed {limits[row['metric']]:.0e}"
+        for row in rows
+        if row["metric"] in limits and not row["value"] <= limits[row["metric"]]
+    ]
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> str:
+    """One line a number, then the goals."""
+    lines = [f"  {row['metric']:22} {row['form']:18} {row['value']:12.4g} {row['unit']}" for row in rows]
+    lines += ["", "goals"]
+    found = {row["metric"]: row["value"] for row in rows}
+    for metric, (text, bound, at_most) in GOALS.items():
+        if metric not in found:
+            verdict = "not measured"
+        else:
+            met = found[metric] <= bound if at_most else found[metric] >= bound
+            verdict = "met" if met else "missed"
+        value = f"{found[metric]:9.4g}" if metric in found else 9 * " "
+        lines.append(f"  {verdict:12} {value}  {text}: at {'most' if at_most else 'least'} {bound:g}")
+    return "\n".join(lines)
+
+
+def _tiny() -> LoadedModel:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=53, hidden_size=42, head_dim=6, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
+        intermediate_size=17, max_position_embeddings=64,
+    )  # fmt: skip
+    return random_init(config, 0, model_id="tiny")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Status 1 if a number is wrong; a goal that is missed is said and is no error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.connection_walk",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", nargs="?", help=f"model folder or hub name (default: the embedded {MODEL})")
+    parser.add_argument("--windows", type=int, default=4, help="windows of both implementations (default 4)")
+    parser.add_argument("--window-tokens", type=int, default=256, help="tokens a window (default 256)")
+    parser.add_argument("--budget-windows", type=int, default=32, help="windows of the budget, 0 for none (default 32)")
+    parser.add_argument("--quick", action="store_true", help="a tiny random model: says nothing but runs in seconds")
+    parser.add_argument("--out", type=Path, help="write every number to this CSV file")
+    chosen = parser.parse_args(arguments)
+    if chosen.quick:
+        draw = generator(0, "tokens")
+        loaded, texts = _tiny(), torch.randint(53, (8, 11), generator=draw)
+        chosen.windows, chosen.budget_windows = min(chosen.windows, 2), min(chosen.budget_windows, 2)
+    else:
+        from attngeo.data import text
+        from attngeo.data.embedded import fetch
+
+        loaded, texts = load(chosen.model or fetch(MODEL)), text.load()
+    rows = run(
+        loaded,
+        texts,
+        windows=chosen.windows,
+        window_tokens=chosen.window_tokens,
+        budget_windows=chosen.budget_windows,
+        quick=chosen.quick,
+    )
+    print(tables(rows))
+    if chosen.out is not None:
+        write(rows, chosen.out)
+    for line in wrong(rows):
+        say(f"WRONG: {line}")
+    return 1 if wrong(rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

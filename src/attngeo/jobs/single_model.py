@@ -1,0 +1,176 @@
+"""Job: measure the connection walk of any one model, outside of a preset."""
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from attngeo.config import ConnectionWalkConfig
+from attngeo.connection_walk import analyze
+from attngeo.connection_walk.weights_only import analyze_weights
+from attngeo.data import text
+from attngeo.errors import UserError
+from attngeo.files import write_aside
+from attngeo.jobs import sources
+from attngeo.jobs.stamps import single_model_digest
+from attngeo.language_models.loading import LoadedModel, load
+from attngeo.ops import backend
+from attngeo.paper import records
+from attngeo.tracking.provenance import provenance
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+SCORES = (
+    "isometry_score",
+    "transport_isometry_score",
+    "transport_gain_variation",
+    "graph_change",
+    "spectral_gap",
+    "reversibility_defect",
+    "first_token_share",
+    "identity_error",
+)
+"""Lines of the printed summary, where they were measured."""
+LARGEST = ("identity_error",)
+CONTROLS = ("trained", "null", "excess", "excess_same_gain", "random_init", "shuffled_tokens", "depth_shuffled")
+"""Columns of the printed summary."""
+PRINTED_WIDTH = 160  # characters, where the output is no terminal
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, where it is, and what to know about it."""
+
+    frame: "pd.DataFrame"
+    paths: tuple[Path, Path]
+    notes: list[str]
+
+
+def summary(frame: "pd.DataFrame") -> dict[str, dict[str, tuple[float, float, int]]]:
+    """By score and control: mean over layers, standard deviation over them (NaN for one), number of layers.
+
+    Of the errors of identities the largest, without a deviation.
+    """
+    whole = frame[(frame["head"] < 0) & (frame["layer"] >= 0)]
+    lines: dict[str, dict[str, tuple[float, float, int]]] = {}
+    for keys, values in whole.groupby(["metric", "control"])["value"]:
+        metric, control = map(str, keys)
+        mean = (float(values.mean()), float(values.std()), len(values))
+        largest = (float(values.max()), math.nan, len(values))
+        lines.setdefault(metric, {})[control] = largest if metric in LARGEST else mean
+    return {metric: lines[metric] for metric in SCORES if metric in lines}
+
+
+def print_summary(measured: Measured) -> None:
+    """Print the main scores with their controls, and where all numbers are."""
+    from rich.console import Console
+    from rich.table import Table
+
+    frame = measured.frame
+    table = Table(
+        title=f"{frame['model'].iloc[0]} ({frame['family'].iloc[0]}, {frame['precision'].iloc[0]})",
+        caption="mean over layers ± standard deviation over them; identity_error: the largest",
+        box=None,
+        pad_edge=False,
+    )
+    lines = summary(frame)
+    shown = [control for control in CONTROLS if any(control in line for line in lines.values())]
+    for heading in ("score", "layers", *shown):
+        name = heading.replace("_", " ")
+        table.add_column(name, justify="left" if heading == "score" else "right", no_wrap=True)
+    for metric, line in lines.items():
+        cells = [_cell(line[control]) if control in line else "" for control in shown]
+        table.add_row(metric, str(max(n for _, _, n in line.values())), *cells)
+    console = Console(width=None if sys.stdout.isatty() else PRINTED_WIDTH)
+    console.print(table)
+    for told in (*measured.notes, *measured.paths):
+        console.print(str(told), soft_wrap=True, markup=False, highlight=False)
+
+
+def _cell(cell: tuple[float, float, int]) -> str:
+    value, spread, _ = cell
+    return f"{value:.2g}" if math.isnan(spread) else f"{value:.3f} ± {spread:.3f}"
+
+
+def measure(
+    model: str,
+    *,
+    settings: ConnectionWalkConfig,
+    model_id: str | None = None,
+    texts: Path | None = None,
+    revision: str | None = None,
+    dtype: str | None = None,
+    offline: bool = False,
+    weights_only: bool = False,
+    out: Path | None = None,
+    seed: int = 0,
+) -> Measured:
+    """Measure a folder, a GGUF file or a hub name and write records and, beside them, the same numbers as CSV.
+
+    Without `out` they are written to results/connection_walk/<id>.json. UserError for a model, a text or a precision
+    that there is not, and for a file of that name with another model's numbers.
+    """
+    if dtype not in (None, *DTYPES):
+        raise UserError(f"there is no precision {dtype!r}", f"use one of: {', '.join(DTYPES)}")
+    if out is not None and out.suffix != ".json":
+        raise UserError(f"records are JSON, not {out.name}", "name a file that ends in .json")
+    documents = text.documents("embedded" if texts is None else str(texts), Path.cwd())
+    loaded = load(
+        model,
+        None if dtype is None else getattr(torch, dtype),
+        model_id=model_id,
+        revision=revision,
+        offline=offline,
+        on_demand=True if weights_only else None,
+    )
+    out = out or Path("results") / "connection_walk" / f"{loaded.id}.json"
+    identity = {"model": str(Path(model).resolve()) if Path(model).exists() else model, "revision": loaded.revision}
+    _refuse_another_model(out, identity)
+    params = identity | {"dtype": dtype or "as stored", "precision": loaded.precision, "weights_only": weights_only}
+    params |= settings.model_dump() | {"seed": seed, "text": "embedded" if texts is None else str(texts)}
+    notes = _notes(loaded)
+    if weights_only:
+        frame = analyze_weights(loaded, seed=seed, null_draws=settings.null_draws)
+    else:
+        reads_images = loaded.adapter.reads == "images"
+        if reads_images and texts is not None:
+            raise UserError(f"{loaded.id} is a vision model", "leave out the text: it is shown embedded photographs")
+        frame = analyze(
+            loaded,
+            None if reads_images else documents,
+            images=sources.photographs(settings.windows) if reads_images else None,
+            windows=settings.windows,
+            window_tokens=settings.window_tokens,
+            null_draws=settings.null_draws,
+            seed=seed,
+        )
+    digest = single_model_digest(Path(__file__).resolve().parents[3], params)
+    origin = provenance(digest) | {"settings": params, "ran": backend.ran()}
+    records.write(out, records.from_frame(frame, provenance=origin, source=f"connection walk of {loaded.id}"))
+    table = out.with_suffix(".csv")
+    with write_aside(table) as stream:
+        frame.to_csv(stream, index=False)
+    return Measured(frame, (out, table), notes)
+
+
+def _refuse_another_model(out: Path, identity: dict[str, str]) -> None:
+    if not out.exists() and not out.with_suffix(".csv").exists():
+        return
+    try:
+        settings: dict[str, Any] = records.read_file(out).provenance.get("settings", {})
+    except UserError:
+        settings = {}
+    if any(settings.get(key) != value for key, value in identity.items()):
+        of = settings.get("model", "something else")
+        raise UserError(f"{out} or its CSV is there, with numbers of {of}", "name another file with --out")
+
+
+def _notes(loaded: LoadedModel) -> list[str]:
+    if not loaded.quantised:
+        return []
+    return [f"{loaded.quantised} weights: not to be compared with spectra of full precision"]

@@ -1,0 +1,1 @@
+"""The supported families: decoders of text, encoders of text, and vision transformers."""
