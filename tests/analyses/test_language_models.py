@@ -100,14 +100,14 @@ def test_float64_by_blocks_equals_a_float64_copy_and_leaves_the_weights_alone(fa
     before = {name: (parameter.data_ptr(), parameter.dtype) for name, parameter in loaded.model.named_parameters()}
     window = tiny.windows(loaded.model.config)[0]
     blockwise: list[torch.Tensor] = []
-    with in_float64(loaded), working_precision_softmax(loaded):
+    with in_float64(loaded), working_precision_softmax():
         stream_layers(loaded, window, lambda capture: blockwise.append(capture.output))
     after = {name: (parameter.data_ptr(), parameter.dtype) for name, parameter in loaded.model.named_parameters()}
     assert after == before
     assert loaded.model.config._attn_implementation == "eager"
     loaded.model.double()
     whole: list[torch.Tensor] = []
-    with working_precision_softmax(loaded):
+    with working_precision_softmax():
         stream_layers(loaded, window, lambda capture: whole.append(capture.output))
     assert all(output.dtype == torch.float64 for output in blockwise)
     for ours, theirs in zip(blockwise, whole, strict=True):

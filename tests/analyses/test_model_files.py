@@ -338,7 +338,7 @@ def test_a_padded_batch_gives_every_text_what_it_gets_alone(family: str) -> None
     windows = [ids[0, :5], ids[1], ids[2, :1]]
     alone: dict[tuple[int, int], LayerCapture] = {}
     together: dict[tuple[int, int], LayerCapture] = {}
-    with working_precision_softmax(loaded):
+    with working_precision_softmax():
         for index, window in enumerate(windows):
             stream_layers(loaded, window, lambda capture, index=index: alone.update({(index, capture.layer): capture}))
         stream_batch(loaded, windows, lambda index, capture: together.update({(index, capture.layer): capture}))

@@ -28,7 +28,7 @@ from attngeo.variational.paths import (
     token_path,
 )
 from attngeo.variational.sphere import distance, exponential, project, random_points, tangent_projection
-from attngeo.variational.trajectories import COLUMNS, analyze_pyramid, bootstrap_interval
+from attngeo.variational.trajectories import COLUMNS, analyze_pyramid
 from tests.analyses import tiny_language_models as tiny
 from tests.tolerances import (
     FITTED_PATH,
@@ -316,16 +316,6 @@ def test_weights_in_half_precision_are_measured_in_float64(dtype: torch.dtype) -
     assert next(half.model.parameters()).dtype == dtype
     values = [frame.query("metric == 'step_size' and control == 'trained'")["value"] for frame in frames]
     assert values[1].to_numpy() == pytest.approx(values[0].to_numpy(), rel=HALF_PRECISION_ANALYSIS)
-
-
-def test_an_interval_covers_the_mean_and_needs_six_windows() -> None:
-    values = torch.randn(3, 40, generator=_source(), dtype=torch.float64) + 1
-    low, high = bootstrap_interval(values)
-    assert low < values.mean() < high
-    # Draws of one window differ as windows do here, so that both resamplings count: 1 / 3 + 1 / 40 + 1 / 120 at most.
-    assert 0.1 < high - low < 4 * math.sqrt(1 / 3 + 1 / 40 + 1 / 120)
-    assert all(map(math.isnan, bootstrap_interval(values[:, :5])))
-    assert all(map(math.isnan, bootstrap_interval(values * math.nan)))
 
 
 @pytest.mark.parametrize("model", ["softmaxformer", "gaussianformer", "laplacianformer", "fiberformer"])

@@ -40,7 +40,7 @@ def adapter_errors(loaded: LoadedModel, inputs: Tensor, *, float64_softmax: bool
 
     with in_float64(loaded):
         if float64_softmax:
-            with working_precision_softmax(loaded):
+            with working_precision_softmax():
                 stream_comparisons(loaded, inputs, on_layer)
         else:
             stream_comparisons(loaded, inputs, on_layer)

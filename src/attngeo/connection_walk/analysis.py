@@ -128,7 +128,7 @@ def _measure_identities(rows: Rows, loaded: LoadedModel, inputs: list[Tensor], s
     with in_float64(loaded):
         for window in inputs[:IDENTITY_WINDOWS]:
             stream_layers(loaded, window, checked.add)
-        with working_precision_softmax(loaded):
+        with working_precision_softmax():
             stream_layers(loaded, inputs[0], checked.add_with_float64_softmax)
     checked.write(rows)
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attngeo.connection_walk import bootstrap, identities, nulls, stationarity, walk
+from attngeo import intervals
+from attngeo.connection_walk import identities, nulls, stationarity, walk
 from attngeo.errors import UserError
 from attngeo.language_models.architectures import AttentionSite
 from attngeo.language_models.capture import LayerCapture
@@ -35,7 +36,7 @@ COLUMNS = (
 """Columns of the frame. Layer -1 is the whole model, head -1 the whole layer; convention defines the number.
 
 low and high are the 95 % bootstrap interval of a mean over windows, of an excess that no window enters that of the mean
-over heads less that over null draws; NaN for any other number and for fewer than `bootstrap.FEWEST` values.
+over heads less that over null draws; NaN for any other number and for fewer than `intervals.FEWEST` values.
 family is the architecture ("bert") or what the model's source.json says, revision the hub's commit that the weights
 are from, empty for a local folder.
 """
@@ -120,7 +121,7 @@ class Rows:
         spread = sample.std().item() if len(sample) > 1 else math.nan
         cells |= {"n": len(sample), "spread": spread, "spread_kind": f"standard deviation over {over}"}
         if interval:
-            cells["low"], cells["high"] = bootstrap.mean_interval(sample)
+            cells["low"], cells["high"] = intervals.mean_interval(sample)
         self.add(layer, metric, control, sample.mean().item(), **cells)
 
     def add_largest(

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attngeo.connection_walk import bootstrap, nulls, transport, walk
+from attngeo import intervals
+from attngeo.connection_walk import nulls, transport, walk
 from attngeo.connection_walk.measurements import WITHOUT_FIRST, Rows
 from attngeo.language_models.architectures import AttentionSite, HeadWeights
 from attngeo.language_models.capture import LayerCapture
@@ -73,7 +74,7 @@ class HeadMeasurements:
                 cells = {"convention": HEAD_CONVENTIONS[metric]}
                 self.rows.add_mean(layer, metric, f"null{suffix}", null[metric], drawn_as, **cells)
                 excess = values - null[metric].mean()
-                low, high = bootstrap.mean_interval(values, null[metric])
+                low, high = intervals.mean_interval(values, null[metric])
                 self.rows.add_mean(layer, metric, f"excess{suffix}", excess, "heads", low=low, high=high, **cells)
             self._write_head_excess(layer, f"excess{suffix}", trained["isometry_score"], null["isometry_score"])
 
@@ -259,7 +260,7 @@ class TransportMeasurements:
         """Mean over windows of the mean over their edges; windows whose edges were all left out do not count."""
         values = torch.cat(by_window)
         means = torch.stack([window.mean() for window in by_window if len(window)])
-        low, high = bootstrap.mean_interval(means)
+        low, high = intervals.mean_interval(means)
         rows.add(
             layer,
             metric,
@@ -297,7 +298,7 @@ class _LayerTests:
 
     def write(self, rows: Rows) -> None:
         for control, layers in self._found.items():
-            adjusted = bootstrap.holm([p_value for _, p_value in layers.values()])
+            adjusted = intervals.holm([p_value for _, p_value in layers.values()])
             convention = f"{self.test}, two-sided, adjusted for {len(layers)} layers (Holm)"
             for layer, p_value in zip(layers, adjusted, strict=True):
                 rows.add(layer, f"{self.metric}_p_value", control, p_value, n=len(layers), convention=convention)

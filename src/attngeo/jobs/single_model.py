@@ -15,7 +15,7 @@ from attngeo.data import text
 from attngeo.errors import UserError
 from attngeo.files import write_aside
 from attngeo.jobs import sources
-from attngeo.jobs.stamps import single_model_digest
+from attngeo.jobs.stamps import digest_outside_presets
 from attngeo.language_models.loading import LoadedModel, load
 from attngeo.ops import backend
 from attngeo.paper import records
@@ -149,7 +149,7 @@ def measure(
             null_draws=settings.null_draws,
             seed=seed,
         )
-    digest = single_model_digest(Path(__file__).resolve().parents[3], params)
+    digest = digest_outside_presets(Path(__file__).resolve().parents[3], __name__, params)
     origin = provenance(digest) | {"settings": params, "ran": backend.ran()}
     records.write(out, records.from_frame(frame, provenance=origin, source=f"connection walk of {loaded.id}"))
     table = out.with_suffix(".csv")

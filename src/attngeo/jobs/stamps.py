@@ -100,23 +100,25 @@ def _dataset(preset: Preset, digest: CodeDigest, name: str) -> dict[str, Any]:
 def _walk(preset: Preset, digest: CodeDigest, model_id: str) -> dict[str, Any]:
     model = preset.analysed_models[model_id]
     settings = preset.walk_settings(model).model_dump(mode="json")
+    files, values = _looked_at(preset, digest, model_id)
+    unused = ("windows", "window_tokens") if model in preset.vision_models else ("images",)
+    values["settings"] = {key: value for key, value in settings.items() if key not in unused}
+    return digest.explain(["attngeo.jobs.connection_walk"], values=values, files=files, packages=_PRETRAINED)
+
+
+def _looked_at(preset: Preset, digest: CodeDigest, model_id: str) -> tuple[list[Path], dict[str, Any]]:
+    """What tells that a pretrained model, or the text or the images that it is shown, are others now."""
+    model = preset.analysed_models[model_id]
     # Our own decoders are results of this workflow: what they are trained by stands for them, not times of files.
     if isinstance(model, DecoderCheckpoint):
         state = _decoder(preset, digest, model.run)["digest"]
     else:
         state = _source(preset, model_id, model.source)
     values: dict[str, Any] = {"model": model_id, "state": state}
-    files: list[Path] = []
-    unused: tuple[str, ...]
     if model in preset.vision_models:
-        values["images"] = embedded.pins(sources.PHOTOGRAPHS)
-        unused = ("windows", "window_tokens")
-    else:
-        unused = ("images",)
-        files, texts = _texts(preset)
-        values |= texts
-    values["settings"] = {key: value for key, value in settings.items() if key not in unused}
-    return digest.explain(["attngeo.jobs.connection_walk"], values=values, files=files, packages=_PRETRAINED)
+        return [], values | {"images": embedded.pins(sources.PHOTOGRAPHS)}
+    files, texts = _texts(preset)
+    return files, values | texts
 
 
 def _texts(preset: Preset) -> tuple[list[Path], dict[str, Any]]:
@@ -146,15 +148,8 @@ def _variational(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
 
 
 def _trajectories(preset: Preset, digest: CodeDigest, model_id: str) -> dict[str, Any]:
-    model = preset.analysed_models[model_id]
-    values = preset.trajectories.model_dump(mode="json") | {"state": _source(preset, model_id, model.source)}
-    files: list[Path] = []
-    if model in preset.vision_models:
-        values["images_from"] = embedded.pins(sources.PHOTOGRAPHS)
-    elif preset.texts == "embedded":
-        files = sorted((preset.root / "src/attngeo/data/text").glob("*.txt"))
-    else:
-        values["texts"] = folder_state(preset.root / Path(preset.texts).expanduser())
+    files, values = _looked_at(preset, digest, model_id)
+    values["settings"] = preset.trajectories.model_dump(mode="json")
     return digest.explain([_TRAJECTORIES], values=values, files=files, packages=_PRETRAINED)
 
 
@@ -273,8 +268,8 @@ def stamp_names(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], di
         yield f"connection_walk/{model_id}", lambda d, model_id=model_id: _walk(preset, d, model_id)  # type: ignore[misc]
     yield "connection_walk_runs", lambda d: _walks_of_runs(preset, d)
     yield "variational", lambda d: _variational(preset, d)
-    for model in (*preset.language_models, *preset.vision_models):
-        yield f"trajectories/{model.id}", lambda d, model_id=model.id: _trajectories(preset, d, model_id)  # type: ignore[misc]
+    for model_id in preset.analysed_models:
+        yield f"trajectories/{model_id}", lambda d, model_id=model_id: _trajectories(preset, d, model_id)  # type: ignore[misc]
     yield "own_trajectories", lambda d: _own_trajectories(preset, d)
     yield "injectivity", lambda d: _injectivity(preset, d)
     yield "attention_distance", lambda d: _attention_distance(preset, d)
@@ -321,17 +316,9 @@ def evaluation_digest(preset: Preset, attention: str | None) -> str:
     )
 
 
-def trajectories_digest(preset: Preset) -> str:
-    """The digest of the code that measures the paths of a model outside of the preset, with how much it measures."""
-    values = preset.trajectories.model_dump(mode="json")
-    explained = code_digests(preset.root).explain([_TRAJECTORIES], values=values, packages=_PRETRAINED)
-    return str(explained["digest"])
-
-
-def single_model_digest(root: Path, values: dict[str, Any]) -> str:
-    """The digest of the code that measures a model outside of a preset, with what it was asked."""
-    explained = code_digests(root).explain(["attngeo.jobs.single_model"], values=values, packages=_PRETRAINED)
-    return str(explained["digest"])
+def digest_outside_presets(root: Path, module: str, values: dict[str, Any]) -> str:
+    """The digest of a module that measures a pretrained model outside of a preset, with what it was asked."""
+    return str(code_digests(root).explain([module], values=values, packages=_PRETRAINED)["digest"])
 
 
 def current_stamp(preset: Preset, name: str) -> dict[str, Any]:

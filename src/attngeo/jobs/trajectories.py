@@ -11,7 +11,7 @@ from attngeo.errors import UserError
 from attngeo.jobs import sources
 from attngeo.jobs.analysis import keep
 from attngeo.jobs.run_model import build_model
-from attngeo.jobs.stamps import trajectories_digest
+from attngeo.jobs.stamps import digest_outside_presets
 from attngeo.jobs.trained import evenly_spread, load_trained
 from attngeo.language_models.loading import LoadedModel, load
 from attngeo.paper import records
@@ -26,8 +26,8 @@ def trajectories(preset: Preset, model_id: str, code_digest: str) -> list[str]:
     """Write analyses/trajectories/<model_id>.json; the answers in words."""
     started = time.monotonic()
     model = preset.analysed_models[model_id]
-    reads_images = model in preset.vision_models
-    frame = _measured(preset, sources.model_folder(preset, model), model_id, reads_images)
+    texts = None if model in preset.vision_models else sources.texts(preset, model)
+    frame = _measured(preset, sources.model_folder(preset, model), model_id, texts)
     params = {"model": model_id, **preset.trajectories.model_dump(mode="json")}
     out = preset.results / "analyses" / "trajectories" / f"{model_id}.json"
     return _keep(preset, frame, out, f"trajectories of {model_id}", code_digest, params, started)
@@ -44,9 +44,11 @@ def single_trajectories(preset: Preset, model: str) -> list[str]:
     origin = str(Path(model).resolve()) if Path(model).exists() else model
     if out.exists() and (other := records.read_file(out).provenance.get("settings", {}).get("model")) != origin:
         raise UserError(f"{out} holds the numbers of {other}", "move them away, or rename the folder of the model")
-    frame = _measured(preset, loaded, loaded.id, loaded.adapter.reads == "images")
-    params = {"model": origin, **preset.trajectories.model_dump(mode="json")}
-    name, digest = f"trajectories of {loaded.id}", trajectories_digest(preset)
+    texts = None if loaded.adapter.reads == "images" else sources.texts(preset)
+    frame = _measured(preset, loaded, loaded.id, texts)
+    settings = preset.trajectories.model_dump(mode="json")
+    digest = digest_outside_presets(preset.root, __name__, settings)
+    name, params = f"trajectories of {loaded.id}", {"model": origin, **settings}
     return [*_keep(preset, frame, out, name, digest, params, started, table=True), str(out)]
 
 
@@ -67,11 +69,13 @@ def own_trajectories(preset: Preset, code_digest: str) -> list[str]:
     return _keep(preset, frame, out, "trajectories of trained runs", code_digest, params, started)
 
 
-def _measured(preset: Preset, model: str | LoadedModel, model_id: str, reads_images: bool) -> "pd.DataFrame":
+def _measured(preset: Preset, model: str | LoadedModel, model_id: str, texts: list[str] | None) -> "pd.DataFrame":
+    """A model on texts, or without any on photographs."""
     settings = preset.trajectories
+    reads_images = texts is None
     return analyze_trajectories(
         model,
-        None if reads_images else sources.texts(preset),
+        texts,
         model_id=model_id,
         images=sources.photographs(settings.images) if reads_images else None,
         windows=settings.images if reads_images else settings.windows,

@@ -159,7 +159,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def working_precision_softmax(loaded: LoadedModel) -> Iterator[None]:
+def working_precision_softmax() -> Iterator[None]:
     """Inside, every softmax runs in the dtype of its scores; some families compute it in float32 even for float64."""
     with _WorkingPrecisionSoftmax():
         yield

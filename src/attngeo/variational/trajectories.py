@@ -7,7 +7,6 @@ One window's states are in memory at a time, of some of its tokens; what is kept
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attngeo.errors import UserError
+from attngeo.intervals import mean_interval_of_grid
 from attngeo.language_models.capture import in_float64
 from attngeo.language_models.loading import LoadedModel, load, random_init
 from attngeo.language_models.residual_stream import ATTENTION, FEED_FORWARD, ResidualStream, residual_stream
@@ -39,8 +39,6 @@ TRAINED = "trained"
 RANDOM_INIT, RANDOM_WALK, DEPTH_SHUFFLED = "random_init", "random_walk", "depth_shuffled"
 CONTROLS = (RANDOM_INIT, RANDOM_WALK, DEPTH_SHUFFLED)
 DRAWS = 4  # of the walk and of the order of depth, for each window
-FEWEST_WINDOWS = 6  # so many lie on one side of the true mean with probability 2^-5: with fewer there is no interval
-RESAMPLES = 4000
 LAYERS, HALF_LAYERS = "layers", "half layers"
 INTERVAL = "half-width of the 95 % bootstrap interval over windows and draws"
 LAGRANGIANS = {"free": "el_residual_free", "potential": "el_residual_potential"}
@@ -334,7 +332,7 @@ class _Rows:
         networks = control == RANDOM_INIT
         sample = values.mean(dim=1 if networks else 0)
         over = "initialisations, each the mean over windows" if networks else "windows"
-        low, high = (math.nan, math.nan) if networks else bootstrap_interval(values)
+        low, high = (math.nan, math.nan) if networks else mean_interval_of_grid(values)
         convention = "; ".join(filter(None, (_CONVENTIONS[metric], _OF_CONTROLS.get(control))))
         self.add(
             metric,
@@ -352,23 +350,6 @@ class _Rows:
 
 
 _AT_INNER_NODES = ("turning_angle", "geodesic_curvature", *LAGRANGIANS.values())
-
-
-def bootstrap_interval(values: Tensor) -> tuple[float, float]:
-    """95 % percentile interval of the mean of [draws, windows], both resampled; NaN with few windows or a NaN in it."""
-    draws, windows = values.shape
-    if windows < FEWEST_WINDOWS or bool(values.isnan().any()):
-        return math.nan, math.nan
-    means = ((_shares(draws, "draws") @ values) * _shares(windows, "windows")).sum(dim=1)
-    low, high = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
-    return low, high
-
-
-@cache
-def _shares(size: int, of: str) -> Tensor:
-    """Share of each of `size` values in each resample, [RESAMPLES, size]; the same for every sample of that size."""
-    picked = torch.randint(size, (RESAMPLES, size), generator=generator(0, f"bootstrap over {of}", size))
-    return torch.nn.functional.one_hot(picked, size).double().mean(dim=1)
 
 
 def _write_gains(rows: _Rows, trained: Trajectories) -> None:
@@ -395,7 +376,7 @@ def _write_differences(rows: _Rows, whole: dict[str, dict[str, Tensor]]) -> Side
     for control in CONTROLS:
         for metric, of_control in whole[control].items():
             differences = whole[TRAINED][metric] - of_control
-            low, high = bootstrap_interval(differences)
+            low, high = mean_interval_of_grid(differences)
             value = differences.mean().item()
             sides[metric, control] = value, low, high
             cells: dict[str, Any] = {

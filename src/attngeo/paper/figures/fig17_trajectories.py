@@ -16,7 +16,17 @@ from attngeo.paper.results import (
     rows_of,
     span,
 )
-from attngeo.paper.style import CONTROL, Series, legend_below, new_figure, panel_title, styled, wrapped
+from attngeo.paper.style import (
+    CONTROL,
+    GRAPH_CONTROL,
+    Series,
+    legend_below,
+    new_figure,
+    panel_title,
+    share_scale,
+    styled,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +44,7 @@ SERIES = {
     "trained": CONTROL["trained"],
     "random_init": CONTROL["random_init"],
     "random_walk": Series("random walk", "#3DB0A0", "D", (0, (4, 1.2, 1, 1.2))),
-    "depth_shuffled": Series("depth shuffled", "#9C9C9C", "s", (0, (4, 1.5))),
+    "depth_shuffled": GRAPH_CONTROL["depth_shuffled"],
 }
 DIFFERENCES = {
     "el_residual_free_difference": "free Lagrangian: residual",
@@ -79,7 +89,7 @@ def draw(inputs: Sequence[Path]) -> Drawn:
         for row in range(len(MEASURES)):
             axes[len(MEASURES) * (spare // columns) + row][spare % columns].set_axis_off()
     for row in range(len(MEASURES)):
-        _share_scale([axis for line in axes[row : -below_rows : len(MEASURES)] for axis in line if axis.axison])
+        share_scale(axis for line in axes[row : -below_rows : len(MEASURES)] for axis in line if axis.axison)
     below = _wide_panels(figure, axes[-below_rows:])
     for place, (axis, (metric, label)) in enumerate(zip(below, DIFFERENCES.items(), strict=True)):
         _draw_differences(axis, differences[differences["metric"] == metric], named=place == 0)
@@ -159,10 +169,3 @@ def _wide_panels(figure: "Figure", lines: "list[list[Axes]]") -> "list[Axes]":
             axis.remove()
     halves = grid[grid.nrows - len(lines) :, :].subgridspec(1, 2)
     return [figure.add_subplot(halves[0, place]) for place in range(2)]
-
-
-def _share_scale(axes: "list[Axes]") -> None:
-    """The same vertical limits for panels that are compared."""
-    limits = [axis.get_ylim() for axis in axes]
-    for axis in axes:
-        axis.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))

@@ -1,4 +1,4 @@
-"""How sure a mean is: bootstrap intervals over windows or heads, and p-values adjusted for many layers."""
+"""How sure a mean is: bootstrap intervals over windows, heads or draws, and p-values adjusted for many layers."""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def mean_intervals(samples: Tensor, subtracted: Tensor | None = None, *, seed: i
         centre = values.mean(-1, keepdim=True)
         deviations = sign * (values - centre)
         influence = deviations / values.shape[-1]
-        mean, moved = mean + sign * centre, moved + deviations @ _shares(values.shape[-1], seed, place).T
+        mean, moved = mean + sign * centre, moved + deviations @ _shares(values.shape[-1], seed, str(place)).T
         cubes, squares = cubes + influence.pow(3).sum(-1, True), squares + influence.square().sum(-1, True)
     acceleration = torch.nan_to_num(cubes / (6 * squares.pow(1.5)))
     rounding = _ROUNDING * moved.abs().amax(-1, True)
@@ -52,6 +52,19 @@ def mean_interval(sample: Sequence[float] | Tensor, subtracted: Tensor | None = 
     """The same for one sample."""
     low, high = mean_intervals(torch.as_tensor(sample, dtype=torch.float64), subtracted)
     return low.item(), high.item()
+
+
+def mean_interval_of_grid(values: Tensor) -> tuple[float, float]:
+    """95 % percentile interval of the mean of [draws, windows], both resampled.
+
+    NaN with fewer than `FEWEST` windows, or with a NaN among the values.
+    """
+    draws, windows = values.shape
+    if windows < FEWEST or bool(values.isnan().any()):
+        return math.nan, math.nan
+    means = ((_shares(draws, 0, "over draws") @ values) * _shares(windows, 0, "over windows")).sum(dim=1)
+    low, high = torch.quantile(means, torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=means.dtype)).tolist()
+    return low, high
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -76,8 +89,8 @@ def _expanded_quantile(size: int) -> float:
 
 
 @cache
-def _shares(size: int, seed: int, place: int) -> Tensor:
-    """Share of each value in each resample, [RESAMPLES, size]."""
-    picks = torch.randint(size, (RESAMPLES, size), generator=generator(seed, f"bootstrap {place}", size))
+def _shares(size: int, seed: int, of: str) -> Tensor:
+    """Share of each of `size` values in each resample, [RESAMPLES, size]; the same for every sample of that size."""
+    picks = torch.randint(size, (RESAMPLES, size), generator=generator(seed, f"bootstrap {of}", size))
     shares = torch.zeros(RESAMPLES, size, dtype=torch.float64)
     return shares.scatter_add_(1, picks, torch.full((RESAMPLES, size), 1 / size, dtype=torch.float64))
