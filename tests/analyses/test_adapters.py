@@ -105,7 +105,7 @@ def test_the_analysed_network_is_the_one_that_people_run(family: str) -> None:
     states = []
     for implementation in ("eager", "sdpa"):
         loaded.model.config._attn_implementation = implementation
-        with working_precision_softmax(loaded), torch.no_grad():
+        with working_precision_softmax(), torch.no_grad():
             states.append(loaded.model(**inputs, **loaded.adapter.call_options).last_hidden_state)
     torch.testing.assert_close(states[1], states[0])
 
@@ -143,7 +143,7 @@ def test_projections_are_exact_before_the_library_rounds_them_to_float32(family:
 
 def _comparisons(loaded: LoadedModel, window: Tensor) -> list[tuple[LayerCapture, Comparison]]:
     found: list[tuple[LayerCapture, Comparison]] = []
-    with in_float64(loaded), working_precision_softmax(loaded):
+    with in_float64(loaded), working_precision_softmax():
         stream_comparisons(loaded, window, lambda capture, comparison: found.append((capture, comparison)))
     return found
 

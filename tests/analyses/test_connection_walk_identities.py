@@ -33,7 +33,7 @@ def _captures(family: str, layout: dict[str, int], dtype: torch.dtype, exact: bo
     window = tiny.windows(loaded.model.config)[0]
     with in_float64(loaded):
         if exact:
-            with working_precision_softmax(loaded):
+            with working_precision_softmax():
                 stream_layers(loaded, window, on_layer)
         else:
             stream_layers(loaded, window, on_layer)
