@@ -121,6 +121,7 @@ def test_a_statement_in_a_figure_redraws_that_figure_only(finished_copy: Project
         ("src/attngeo/layers/laplacian.py", "\n_CHANGED = 1\n", {"laplacian"}),
         ("cuda_ext/csrc/cpu/pairwise_kernel.cpp", "\nstatic int changed = 1;\n", {"laplacian", "gaussian"}),
         ("src/attngeo/layers/riemannian.py", "\n_CHANGED = 1\n", {"riemannian"}),
+        ("src/attngeo/layers/fiber_feed_forward.py", "\n_CHANGED = 1\n", {"riemannian"}),
         ("src/attngeo/layers/gaussian.py", "\n_CHANGED = 1\n", {"gaussian"}),
     ],
 )

@@ -10,8 +10,8 @@ from attngeo.data import embedded
 from attngeo.evaluation.token_sizes import FUSED_SOFTMAX
 from attngeo.files import write_aside
 from attngeo.jobs import gpu_timings, sources
-from attngeo.layers.registry import ATTENTION_KINDS
-from attngeo.models.names import kinds_in
+from attngeo.layers.registry import ATTENTION_KINDS, FEED_FORWARDS
+from attngeo.models.names import feed_forward_of, kinds_in
 from attngeo.paper.targets import PAGES, TARGETS, Target
 from attngeo.tracking.code_digest import CodeDigest, write_stamp
 
@@ -35,6 +35,13 @@ def _attention(attention: str, digest: CodeDigest) -> tuple[list[str], list[Path
         else:
             modules.append(place)
     return modules, files
+
+
+def _layers(row: RunRow, digest: CodeDigest) -> tuple[list[str], list[Path]]:
+    """Modules and files that implement a run's attention and feed-forward."""
+    modules, files = _attention(row.attention_kind, digest)
+    feed_forward = FEED_FORWARDS.get(feed_forward_of(row.model, row.pyramid_options))
+    return [*modules, *([feed_forward.rpartition(":")[0]] if feed_forward else [])], files
 
 
 def folder_state(folder: Path) -> dict[str, Any]:
@@ -69,7 +76,7 @@ def _source(preset: Preset, name: str, source: str) -> Any:
 
 
 def _run(preset: Preset, digest: CodeDigest, row: RunRow) -> dict[str, Any]:
-    modules, files = _attention(row.attention_kind, digest)
+    modules, files = _layers(row, digest)
     return digest.explain(
         ["attngeo.jobs.train", *modules],
         files=files,
@@ -197,11 +204,10 @@ def _looking_into(
     packages: tuple[str, ...],
 ) -> dict[str, Any]:
     """The stamp of a job that builds the models of runs again: their kinds and rows belong to it."""
-    kinds = dict.fromkeys(row.attention_kind for row in runs)
     modules, files = [job], list[Path]()
-    for kind in sorted(kinds):
-        of_kind = _attention(kind, digest)
-        modules, files = modules + of_kind[0], files + of_kind[1]
+    for row in runs:
+        of_run = _layers(row, digest)
+        modules, files = modules + of_run[0], files + of_run[1]
     values = values | {"runs": [row.model_dump(mode="json", exclude={"feeds"}) for row in runs]}
     packages = tuple(dict.fromkeys((*packages, *_NUMERICS, *_IMAGES)))
     return digest.explain(modules, files=files, values=values, packages=packages)
@@ -311,6 +317,8 @@ def evaluation_digest(preset: Preset, attention: str | None) -> str:
     """The digest of the code that evaluates a model, of ours with that attention kind or, with None, of timm's."""
     digest = code_digests(preset.root)
     modules, files = _attention(attention, digest) if attention else ([], [])
+    if attention:
+        modules = [*modules, *(place.rpartition(":")[0] for place in FEED_FORWARDS.values())]
     return str(
         digest.explain(["attngeo.jobs.evaluate", *modules], files=files, packages=(*_NUMERICS, *_IMAGES))["digest"]
     )

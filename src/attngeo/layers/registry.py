@@ -1,4 +1,4 @@
-"""Attention kinds by name, resolved lazily by string, so that naming a kind imports neither torch nor other kinds."""
+"""Attention kinds and feed-forwards by name, resolved lazily by string: naming one imports neither torch nor others."""
 
 import hashlib
 import importlib
@@ -21,6 +21,9 @@ ATTENTION_KINDS: dict[str, str] = {
     "linear_injective": "attngeo.layers.linear_injective:LinearInjectiveAttention",
     "riemannian": "attngeo.layers.riemannian:RiemannianAttention",
 }
+
+# Layers that stand in place of the pyramid's plain MLP.
+FEED_FORWARDS: dict[str, str] = {"fiber": "attngeo.layers.fiber_feed_forward:FiberFeedForward"}
 
 _CONSTRUCTOR_ARGUMENTS = ("self", "dim", "heads", "landmarks")
 
@@ -53,12 +56,12 @@ def attention_class(kind: str) -> type:
             f"unknown attention kind {kind!r}",
             f"choose one of {', '.join(ATTENTION_KINDS)}, or name your own class as path/to/file.py:Class",
         )
-    place, _, class_name = target.rpartition(":")
-    module = _module_from_file(Path(place)) if place.endswith(".py") else _module_by_name(place)
-    found = getattr(module, class_name, None)
-    if not inspect.isclass(found):
-        raise UserError(f"attention target {target!r}: {place} has no class {class_name!r}", "correct the class name")
-    return found
+    return _class_at(target)
+
+
+def feed_forward_class(name: str) -> type:
+    """Import and return the class of a feed-forward; KeyError if there is none of that name."""
+    return _class_at(FEED_FORWARDS[name])
 
 
 def attention_options(kind: str) -> tuple[str, ...]:
@@ -134,6 +137,15 @@ def _constructor_options(cls: type) -> tuple[dict[str, Any], bool]:
         if not handed_on:
             return options, False
     return options, True
+
+
+def _class_at(target: str) -> type:
+    place, _, class_name = target.rpartition(":")
+    module = _module_from_file(Path(place)) if place.endswith(".py") else _module_by_name(place)
+    found = getattr(module, class_name, None)
+    if not inspect.isclass(found):
+        raise UserError(f"attention target {target!r}: {place} has no class {class_name!r}", "correct the class name")
+    return found
 
 
 def _is_target(text: str) -> bool:

@@ -1,6 +1,7 @@
 """A symmetric positive definite metric for every token: G_i = diag(a_i) + U_i U_i^T."""
 
 import math
+from typing import ClassVar
 
 import torch
 from timm.layers import trunc_normal_
@@ -15,6 +16,8 @@ class TokenMetric(nn.Module):
 
     a starts at exactly 1 and U small but not 0, so that the metric starts next to the Euclidean one.
     """
+
+    keeps_its_start: ClassVar[bool] = True
 
     def __init__(self, dim: int, features: int, rank: int) -> None:
         super().__init__()

@@ -24,6 +24,11 @@ def model_names() -> list[str]:
     return [f"{family}_{size}" for family in FAMILIES for size in SIZES]
 
 
+def feed_forward_of(model_name: str, options: Mapping[str, Any] | None = None) -> str:
+    """The feed-forward that `create_model(model_name, **options)` runs in every block."""
+    return str((options or {}).get("feed_forward") or ("fiber" if model_name.startswith("fiberformer_") else "mlp"))
+
+
 def kinds_in(attention: str) -> tuple[str, ...]:
     """The kinds, or targets, of an `attention` as run sheets write it: one, or one a stage joined by commas."""
     return tuple(part.strip() for part in attention.split(","))

@@ -1,6 +1,7 @@
 """One pyramid backbone; the attention kind is chosen by name and runs in every stage."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,10 +12,14 @@ from torch.utils.checkpoint import checkpoint
 
 from attngeo.errors import UserError
 from attngeo.layers.attention import Grid, init_linear
-from attngeo.layers.fiber_feed_forward import FiberFeedForward
-from attngeo.layers.registry import accepts_option, build_attention, refuse_unknown_options, uses_landmarks
+from attngeo.layers.registry import (
+    accepts_option,
+    build_attention,
+    feed_forward_class,
+    refuse_unknown_options,
+    uses_landmarks,
+)
 from attngeo.layers.registry import attention_options as attention_options_of
-from attngeo.layers.token_metric import TokenMetric
 from attngeo.models.names import stage_kinds
 from attngeo.models.sizes import PyramidSize
 
@@ -146,6 +151,10 @@ class Pyramid(nn.Module):
         if feed_forward == "mlp" and fiber_rank != FIBER_RANK:
             raise UserError("feed_forward mlp has no fiber_rank", 'choose feed_forward "fiber", or leave it out')
 
+        feed_forward_layer: Callable[[int, int], nn.Module] = (
+            _mlp if feed_forward == "mlp" else partial(feed_forward_class(feed_forward), rank=fiber_rank)
+        )
+
         drop_path_rates = calculate_drop_path_rates(drop_path_rate, list(size.depths), stagewise=True)
         stages = []
         channels, reduction, grid = in_chans, 1, self.img_size
@@ -164,7 +173,7 @@ class Pyramid(nn.Module):
                 Block(
                     dim,
                     build_attention(kind, dim, size.heads[index], landmarks=landmarks, **own),
-                    _mlp(dim, hidden) if feed_forward == "mlp" else FiberFeedForward(dim, hidden, rank=fiber_rank),
+                    feed_forward_layer(dim, hidden),
                     drop_path,
                 )
                 for drop_path in drop_path_rates[index]
@@ -290,9 +299,9 @@ def _strided(size: int, kernel: int, stride: int) -> int:
 
 
 def _draw_as_torch(module: nn.Module) -> None:
-    """Draw linear layers and convolutions again as torch does by default, but for those of token metrics."""
+    """Draw linear layers and convolutions again as torch does by default, but for those of modules that say no."""
     if isinstance(module, nn.Linear | nn.Conv2d):
         module.reset_parameters()
-    elif not isinstance(module, TokenMetric):
+    elif not getattr(module, "keeps_its_start", False):
         for child in module.children():
             _draw_as_torch(child)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
-from attngeo.models.names import FAMILIES, SIZES, attention_kind_of, model_names
+from attngeo.models.names import FAMILIES, SIZES, attention_kind_of, feed_forward_of, model_names
 from attngeo.models.sizes import PYRAMID_SIZES
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _register(family: str, size: str) -> None:
         from attngeo.models.pyramid import Pyramid
 
         options["attention"] = attention_kind_of(name, options)
-        options.setdefault("feed_forward", "fiber" if family == "fiberformer" else "mlp")
+        options["feed_forward"] = feed_forward_of(name, options)
         # "getter" takes the maps of `forward_intermediates` for features_only=True.
         features = {"out_indices": tuple(range(len(PYRAMID_SIZES[size].dims))), "feature_cls": "getter"}
         model: Pyramid = build_model_with_cfg(
