@@ -9,7 +9,7 @@ python = .venv/bin/python
 with_path = PATH="$$PWD/.venv/bin:$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help env test-env reproduce test soak lint ui lock snapshot schemas bench gpu-check
+.PHONY: help env test-env reproduce test soak lint ui lock snapshot take-over schemas bench gpu-check
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | sed 's/|/\t/' | expand -t 22
@@ -55,8 +55,11 @@ gpu-check:  ## check and time the operators on this machine's GPU; needs torch a
 lock: test-env  ## write the lock files from what .venv holds
 	$(python) tools/lock.py
 
-snapshot: env  ## keep what PRESET made under docs/measured and refresh the README's tables
-	@$(python) tools/snapshot.py --preset '$(PRESET)'
+snapshot: env  ## keep what PRESET made under docs/measured and refresh the README's tables (UNFINISHED=1: its records so far)
+	@$(python) tools/snapshot.py --preset '$(PRESET)' $(if $(UNFINISHED),--unfinished)
+
+take-over: env  ## begin PRESET with the finished records in docs/measured that this code would make the same
+	@$(python) tools/take_over.py --preset '$(PRESET)' $(if $(CORES),--cores '$(CORES)')
 
 schemas: test-env  ## write workflow/schemas from the models in attngeo.config
 	$(python) -c 'from pathlib import Path; from attngeo.config import write_schemas; write_schemas(Path("workflow/schemas"))'

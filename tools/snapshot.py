@@ -1,6 +1,8 @@
 """Keep what a preset made under docs/measured/<preset>, and bring the README's tables up to date with it.
 
-PNG figures with their data and captions, tables, the ledger page and the record files: the only results in git.
+PNG figures with their data and captions, tables, the ledger page and the record files: the only results in git. With
+--unfinished the records of a preset that is not complete are kept, beside those kept before, so that another machine
+can go on from there (tools/take_over.py).
 """
 
 import argparse
@@ -13,6 +15,8 @@ from attngeo.config import load_preset
 from attngeo.paper.targets import PAGES, TARGETS
 
 ROOT = Path(__file__).resolve().parent.parent
+LEDGER_PAGE = "claims.html"
+RECORD_FOLDERS = ("runs", "analyses", "benchmarks")
 # <!-- table: PATH columns: A; B where: C = value --> ... <!-- end -->
 _BLOCK = re.compile(
     r"(<!-- table: (?P<path>\S+)(?: columns: (?P<columns>.*?))?(?: where: (?P<name>[^=]+?) = (?P<value>.*?))? -->\n)"
@@ -35,12 +39,34 @@ def copy_results(root: Path, preset: str) -> list[Path]:
     Exits with a message if something that the preset makes is missing.
     """
     source = root / "results" / preset
-    target = root / "docs" / "measured" / preset
     files = [source / path for path in declared(root, preset)]
     missing = [str(file.relative_to(root)) for file in files if not file.is_file()]
     if missing:
-        raise SystemExit(f"not there: {', '.join(missing[:5])}: run `make reproduce PRESET={preset}` first")
-    shutil.rmtree(target, ignore_errors=True)
+        raise SystemExit(
+            f"not there: {', '.join(missing[:5])}: run `make reproduce PRESET={preset}` first, "
+            f"or keep the records that there are: make snapshot PRESET={preset} UNFINISHED=1"
+        )
+    shutil.rmtree(_kept_in(root, preset), ignore_errors=True)
+    return _copy(files, source, _kept_in(root, preset))
+
+
+def copy_finished_records(root: Path, preset: str) -> list[Path]:
+    """Add the records that an unfinished preset has to docs/measured/<preset>; the files written.
+
+    Exits with a message if docs/measured holds the preset complete: its records and tables would no longer agree.
+    """
+    source = root / "results" / preset
+    if (_kept_in(root, preset) / LEDGER_PAGE).exists():
+        raise SystemExit(f"docs/measured/{preset} is complete: finish `make reproduce PRESET={preset}` and replace it")
+    paths = [path for path in declared(root, preset) if path.split("/")[0] in RECORD_FOLDERS]
+    return _copy([source / path for path in paths if (source / path).is_file()], source, _kept_in(root, preset))
+
+
+def _kept_in(root: Path, preset: str) -> Path:
+    return root / "docs" / "measured" / preset
+
+
+def _copy(files: list[Path], source: Path, target: Path) -> list[Path]:
     for file in files:
         copy = target / file.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -76,12 +102,16 @@ def main() -> None:
     """Take the snapshot of one preset."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="demo")
-    preset = parser.parse_args().preset
-    files = copy_results(ROOT, preset)
-    readme = ROOT / "README.md"
-    readme.write_text(with_tables(readme.read_text(encoding="utf-8"), ROOT), encoding="utf-8")
+    parser.add_argument("--unfinished", action="store_true", help="keep the records that there are, no figures")
+    arguments = parser.parse_args()
+    preset = arguments.preset
+    files = copy_finished_records(ROOT, preset) if arguments.unfinished else copy_results(ROOT, preset)
     size = sum(file.stat().st_size for file in files) / 2**20
-    sys.stdout.write(f"{len(files)} files, {size:.1f} MiB, kept in docs/measured/{preset}; README tables refreshed\n")
+    sys.stdout.write(f"{len(files)} files, {size:.1f} MiB, kept in docs/measured/{preset}\n")
+    if not arguments.unfinished:
+        readme = ROOT / "README.md"
+        readme.write_text(with_tables(readme.read_text(encoding="utf-8"), ROOT), encoding="utf-8")
+        sys.stdout.write("README tables refreshed\n")
 
 
 if __name__ == "__main__":

@@ -287,3 +287,27 @@ def test_every_preset_is_valid(fresh: ProjectCopy, preset: str) -> None:
     if preset == "imagenet":
         (fresh.root / "datasets/imagenet").mkdir(parents=True)
     assert fresh.planned(f"--config preset={preset}")
+
+
+def test_another_machine_goes_on_from_the_records_kept_in_git(finished_copy: ProjectCopy) -> None:
+    """No run is trained and no model measured again, though the weights stayed behind; an edited kind is."""
+    finished_copy.run("python tools/snapshot.py --preset demo --unfinished")
+    measured = {path.name for path in (finished_copy.root / "docs/measured/demo/runs").iterdir()}
+    for gone in ("results/demo", ".snakemake", "paper_figures"):
+        shutil.rmtree(finished_copy.root / gone)
+    append(finished_copy.root / "src/attngeo/layers/gaussian.py", "\n_CHANGED = 1\n")
+    done = finished_copy.run("python tools/take_over.py --preset demo --cores 2")
+    assert "results taken" in done.stdout
+    assert "were made by other code" in done.stdout
+    (finished_copy.root / "paper_figures").mkdir()
+    taken = {path.name for path in (finished_copy.root / "results/demo/runs").iterdir()}
+    assert taken == {name for name in measured if "gaussian" not in name}
+    again = [path for path in finished_copy.planned() if path.startswith("train ")]
+    # What looks into several runs at once needs the weights of all, since one of them is another now.
+    assert any("gaussian" in job for job in again)
+    walks = [job for job in finished_copy.planned() if job.startswith("connection_walk ")]
+    assert not walks
+    edit(finished_copy.root / "src/attngeo/layers/gaussian.py", "\n_CHANGED = 1\n", "")
+    finished_copy.run("python tools/take_over.py --preset demo --cores 2")
+    rules = {job.split()[0] for job in finished_copy.planned()}
+    assert not rules & {"train", "train_decoder", "connection_walk", "connection_walk_runs", "trajectories"}, rules
