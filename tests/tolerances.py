@@ -182,3 +182,12 @@ BOOTSTRAP_COVERAGE = 0.03
 BOOTSTRAP_AGAINST_SCIPY = 0.05
 # Ends of an interval of numbers below 100 after a shift and a scale, float64; equal means may be ordered anew.
 BOOTSTRAP_EQUIVARIANCE = 1e-9
+# The square root of a metric of 5 channels applied in float32: a few roundings of numbers as large as its entries.
+ROOT_ROUNDINGS = 16.0
+# Attention in float32 whose scores are products of numbers up to 30 that cancel, relative to the largest output.
+METRIC_ATTENTION_FLOAT32 = 2e-5
+# Peak memory of attention by metric, forward and backward, in units of q, k, v, a and U: their centred and scaled
+# copies, features of both sides and their gradients, a block of 2^17 pairs; a map of all pairs would be 340 of them.
+METRIC_ATTENTION_PEAK_INPUTS = 16.0
+# The budget: at 1,024 tokens at least so many times less than the form that keeps its N x N x R projections.
+METRIC_ATTENTION_PEAK_RATIO = 5.0

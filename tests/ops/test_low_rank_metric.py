@@ -4,9 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from attngeo.ops.low_rank_metric import logdet, pairwise_squared_distance, quadratic_form, solve
+from attngeo.ops.low_rank_metric import (
+    inverse_quadratic_form,
+    logdet,
+    pairwise_squared_distance,
+    quadratic_form,
+    solve,
+    square_root,
+)
 from attngeo.ops.low_rank_metric.naive import Metric
-from tests.tolerances import EUCLIDEAN_ROUNDINGS, FLOAT64_RELATIVE
+from tests.tolerances import EUCLIDEAN_ROUNDINGS, FLOAT64_RELATIVE, ROOT_ROUNDINGS
 
 
 def metrics(*leading: int, channels: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -104,3 +111,116 @@ def test_a_metric_that_does_not_belong_to_its_tokens_is_named() -> None:
             pairwise_squared_distance(q, k, a, U, metric)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not 'value'"):
         pairwise_squared_distance(q, k, a, U, "value")  # type: ignore[arg-type]
+
+
+def dense_root(a: Tensor, U: Tensor) -> Tensor:
+    """S with G = S S^T from the eigenvalues of the D x D matrix."""
+    scale = a.sqrt().unsqueeze(-1)
+    V = U / scale
+    values, vectors = torch.linalg.eigh(torch.eye(a.shape[-1], dtype=a.dtype) + V @ V.mT)
+    return scale * ((vectors * values.sqrt().unsqueeze(-2)) @ vectors.mT)
+
+
+ROOTS = [(False, False), (False, True), (True, False), (True, True)]
+
+
+@pytest.mark.parametrize(("inverse", "transpose"), ROOTS)
+@pytest.mark.parametrize(("channels", "rank"), [(1, 1), (7, 3), (5, 5), (3, 7), (33, 2), (4, 0)])
+def test_the_square_root_equals_the_dense_one(channels: int, rank: int, inverse: bool, transpose: bool) -> None:
+    a, U = metrics(2, 1, 5, channels=channels, rank=rank)
+    x = torch.randn(2, 1, 5, channels, dtype=torch.float64)
+    S = dense_root(a, U)
+    S = S.inverse() if inverse else S
+    expected = ((S.mT if transpose else S) @ x.unsqueeze(-1)).squeeze(-1)
+    found = square_root(a, U, x, inverse=inverse, transpose=transpose)
+    torch.testing.assert_close(found, expected, rtol=FLOAT64_RELATIVE, atol=FLOAT64_RELATIVE)
+
+
+def test_the_root_times_its_transpose_is_the_metric_and_its_inverse_undoes_it() -> None:
+    a, U = metrics(3, 11, channels=13, rank=4)
+    x = torch.randn(3, 11, 13, dtype=torch.float64)
+    twice = square_root(a, U, square_root(a, U, x, transpose=True))
+    torch.testing.assert_close((x * twice).sum(-1), quadratic_form(a, U, x), rtol=FLOAT64_RELATIVE, atol=0)
+    undone = square_root(a, U, square_root(a, U, x), inverse=True)
+    torch.testing.assert_close(undone, x, rtol=0, atol=FLOAT64_RELATIVE)
+    inner = square_root(a, U, square_root(a, U, x, inverse=True), inverse=True, transpose=True)
+    torch.testing.assert_close(inner, solve(a, U, x), rtol=FLOAT64_RELATIVE, atol=FLOAT64_RELATIVE)
+    torch.testing.assert_close(
+        inverse_quadratic_form(a, U, x), (x * solve(a, U, x)).sum(-1), rtol=FLOAT64_RELATIVE, atol=0
+    )
+
+
+def planted(kind: str) -> tuple[Tensor, Tensor]:
+    """Metrics where an eigendecomposition has no derivative or a float32 Gram matrix no value."""
+    a, U = metrics(1, 2, channels=5, rank=3)
+    if kind == "zero":
+        U = torch.zeros_like(U)
+    elif kind == "repeated":
+        U = 0.7 * a.sqrt().unsqueeze(-1) * torch.linalg.qr(torch.randn(1, 2, 5, 3, dtype=torch.float64)).Q
+    elif kind == "dependent":
+        U[..., 2] = U[..., 0]
+    return a, U
+
+
+@pytest.mark.parametrize(("inverse", "transpose"), ROOTS)
+@pytest.mark.parametrize("kind", ["generic", "zero", "repeated", "dependent"])
+def test_gradcheck_of_the_square_root_where_eigenvalues_meet(kind: str, inverse: bool, transpose: bool) -> None:
+    a, U = planted(kind)
+    x = torch.randn(1, 2, 5, dtype=torch.float64)
+    leaves = [tensor.requires_grad_() for tensor in (a, U, x)]
+    assert torch.autograd.gradcheck(lambda a, U, x: square_root(a, U, x, inverse=inverse, transpose=transpose), leaves)
+    assert torch.autograd.gradcheck(inverse_quadratic_form, leaves)
+
+
+@pytest.mark.parametrize("smallest", [1e-8, 1e-37])
+def test_a_tiny_diagonal_leaves_root_and_gradients_finite_in_float32(smallest: float) -> None:
+    a, U = (tensor.float() for tensor in metrics(1, 2, channels=5, rank=3))
+    a[..., 1:3] = smallest
+    x = torch.randn(1, 2, 5)
+    S = dense_root(a.double(), U.double())
+    leaves = [tensor.requires_grad_() for tensor in (U, x)]
+    found = square_root(a, U, x)
+    expected = (S @ x.detach().double().unsqueeze(-1)).squeeze(-1)
+    assert found.isfinite().all()
+    if smallest > 1e-9:
+        rounding = ROOT_ROUNDINGS * torch.finfo(torch.float32).eps * float(S.abs().max())
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=rounding)
+    for grad in torch.autograd.grad(found.sum() + logdet(a, U).sum(), leaves):
+        assert grad.isfinite().all()
+
+
+def test_a_metric_that_is_not_finite_gives_nan_for_its_token_alone() -> None:
+    a, U = metrics(1, 3, channels=4, rank=2)
+    U[0, 1, 0, 0] = torch.inf
+    found = square_root(a, U, torch.ones(1, 3, 4, dtype=torch.float64))
+    assert found[0, 1].isnan().all()
+    assert found[0, [0, 2]].isfinite().all()
+
+
+def test_the_square_root_in_float32_under_autocast_and_of_no_tokens() -> None:
+    a, U = (tensor.float() for tensor in metrics(1, 2, 5, channels=7, rank=3))
+    x = torch.randn(1, 2, 5, 7)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = (square_root(a, U, x), inverse_quadratic_form(a, U, x))
+    outside = (square_root(a, U, x), inverse_quadratic_form(a, U, x))
+    assert all(torch.equal(first, second) for first, second in zip(inside, outside, strict=True))
+    assert square_root(a.bfloat16(), U.bfloat16(), x.bfloat16()).dtype == torch.bfloat16
+    assert square_root(a[:, :, :0], U[:, :, :0], x[:, :, :0]).shape == (1, 2, 0, 7)
+
+
+def test_the_square_root_compiles_into_one_graph_with_its_gradient() -> None:
+    a, U = metrics(2, 3, channels=5, rank=2)
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    leaves = [tensor.requires_grad_() for tensor in (a, U, x)]
+    for inverse, transpose in ROOTS:
+        compiled = torch.compile(
+            lambda a, U, x, inverse=inverse, transpose=transpose: square_root(
+                a, U, x, inverse=inverse, transpose=transpose
+            ),
+            fullgraph=True,
+            backend="aot_eager",
+        )
+        found = torch.autograd.grad(compiled(*leaves).sum(), leaves)
+        expected = torch.autograd.grad(square_root(*leaves, inverse=inverse, transpose=transpose).sum(), leaves)
+        for got, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=FLOAT64_RELATIVE, atol=FLOAT64_RELATIVE)

@@ -47,6 +47,21 @@ def quadratic_form(a: Tensor, U: Tensor, x: Tensor) -> Tensor:
         return ((a * x.square()).sum(-1) + projected.square().sum(-1)).to(result)
 
 
+def inverse_quadratic_form(a: Tensor, U: Tensor, x: Tensor) -> Tensor:
+    """x^T G^-1 x: a [...,D], U [...,D,R], x [...,D] -> [...].
+
+    With the Cholesky root L of I + U^T diag(a)^-1 U it is sum_c x_c^2 / a_c - |L^-1 U^T diag(a)^-1 x|^2.
+    """
+    check_tensors("low_rank_metric.inverse_quadratic_form", a=a, U=U, x=x)
+    dtype, result = compute_dtype(a, U, x), result_dtype(a, U, x)
+    a, U, x = _prepare(dtype, a, U, x)
+    with without_autocast(a):
+        scaled_U = U / a.unsqueeze(-1)
+        projected = product(scaled_U.mT, x.unsqueeze(-1))
+        inner = torch.linalg.solve_triangular(_capacitance_root(U, scaled_U), projected, upper=False)
+        return ((x.square() / a).sum(-1) - inner.square().sum((-2, -1))).clamp_min(0.0).to(result)
+
+
 def pairwise_squared_distance(q: Tensor, k: Tensor, a: Tensor, U: Tensor, metric: Metric = "query") -> Tensor:
     """(q_n - k_m)^T G (q_n - k_m) for every pair: [B,H,N,D], [B,H,M,D] -> [B,H,N,M].
 
