@@ -191,3 +191,5 @@ METRIC_ATTENTION_FLOAT32 = 2e-5
 METRIC_ATTENTION_PEAK_INPUTS = 16.0
 # The budget: at 1,024 tokens at least so many times less than the form that keeps its N x N x R projections.
 METRIC_ATTENTION_PEAK_RATIO = 5.0
+# Products of three rotations, each from a singular value decomposition of a matrix with condition up to 1e4, float64.
+FLAT_HOLONOMY = 1e-10

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from attngeo.errors import UserError
 from attngeo.layers.attention import (
     Attention,
     Grid,
@@ -16,12 +17,16 @@ from attngeo.layers.attention import (
     require_one_of,
     select_tokens,
 )
-from attngeo.layers.token_metric import TokenMetric
+from attngeo.layers.connection import Connection, extended_values, mixed_with_transport
+from attngeo.layers.token_metric import ConstantMetric, TokenMetric
 from attngeo.ops import low_rank_metric
 from attngeo.ops.low_rank_metric.macs import pairwise_macs
+from attngeo.ops.riemannian_attention import hidden_pairs, riemannian_attention, seen_pairs
 
 Metric = Literal["query", "key", "mean"]
 METRICS = get_args(Metric)
+Geometry = Literal["heterogeneous", "constant", "euclidean"]
+GEOMETRIES = get_args(Geometry)
 
 
 class RiemannianAttention(Attention):
@@ -31,7 +36,10 @@ class RiemannianAttention(Attention):
     the layer's input, never from q, since a factor linear in q spans fewer score matrices. tau is learned per head
     and starts at sqrt(D). Geodesics are straight lines (metric taken constant along each), which is ours.
     By default one metric a token serves all heads (`metric_per_head=False`, ours: few parameters more than softmax).
-    Distances run in float32 under autocast.
+    `geometry` "constant" has one learned metric for all tokens, "euclidean" G = I and none to learn.
+    `causal` hides later tokens and `window` those so many tokens or more away, in the order of x. With `transport` a
+    value reaches a token changed by a learned connection (`layers.connection`), which starts without effect.
+    Distances run in float32 under autocast; memory is linear in tokens.
     """
 
     kind: ClassVar[str] = "riemannian"
@@ -46,57 +54,113 @@ class RiemannianAttention(Attention):
         rank: int = 2,
         metric: Metric = "query",
         metric_per_head: bool = False,
+        geometry: Geometry = "heterogeneous",
+        causal: bool = False,
+        window: int | None = None,
+        transport: bool = False,
     ) -> None:
         super().__init__(dim, heads, landmarks=landmarks, rotary=rotary)
         require_one_of("metric", metric, METRICS)
+        require_one_of("geometry", geometry, GEOMETRIES)
+        if window is not None and window < 1:
+            raise UserError(f"attention option window is {window}", "give 1 or more tokens, or leave it out")
         self.rank = rank
         self.metric = metric
+        self.geometry = geometry
+        self.causal = causal
+        self.window = window
         self.query_key_value = init_linear(nn.Linear(dim, 3 * dim))
-        self.token_metric = TokenMetric(dim, dim if metric_per_head else self.head_dim, rank)
+        features = dim if metric_per_head else self.head_dim
+        self.token_metric: TokenMetric | ConstantMetric | None = None
+        if geometry == "heterogeneous":
+            self.token_metric = TokenMetric(dim, features, rank)
+        elif geometry == "constant":
+            self.token_metric = ConstantMetric(features, rank)
+        self.connection = Connection(dim, features, rank) if transport else None
         self.log_temperature = nn.Parameter(torch.full((heads,), math.log(self.head_dim) / 2))
         self.projection = init_linear(nn.Linear(dim, dim))
 
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid, *, key_mask: Tensor | None = None) -> Tensor:
+        """[B, N, C] -> [B, N, C]; tokens where `key_mask` [B, N] is False are padding that none attends to."""
         query, key, value = self._query_key_value(x, grid)
         diagonal, factor = self._metric(x)
-        weights = self._weights(
-            low_rank_metric.pairwise_squared_distance(query, key, diagonal, factor, metric=self.metric)
+        given = value
+        if self.connection is not None:
+            maps = [self._by_head(part) for part in self.connection(x)]
+            given = extended_values(full_precision(value), key, maps[2])
+        mixed = riemannian_attention(
+            query,
+            key,
+            given,
+            diagonal,
+            factor,
+            self._temperature(),
+            metric=self.metric if self.geometry == "heterogeneous" else "constant",
+            causal=self.causal,
+            window=self.window,
+            key_mask=key_mask,
         )
-        return self.projection(self.merge_heads(weights.to(value.dtype) @ value))
+        if self.connection is not None:
+            mixed = mixed_with_transport(mixed, query, *maps[:2])
+        return self.projection(self.merge_heads(mixed.to(value.dtype)))
 
-    def attention_rows(self, x: Tensor, grid: Grid, tokens: Tokens) -> Tensor:
+    def attention_rows(self, x: Tensor, grid: Grid, tokens: Tokens, *, key_mask: Tensor | None = None) -> Tensor:
+        if self.connection is not None:
+            raise UserError(
+                "values that a connection transports do not arrive as rows of weights times values",
+                "leave the attention option transport out",
+            )
         query, key, _ = self._query_key_value(x, grid)
         query = select_tokens(query, tokens)
         diagonal, factor = self._metric(x)
+        if self.geometry != "heterogeneous":
+            diagonal = diagonal.unsqueeze(-2).expand_as(key)
+            factor = factor.unsqueeze(-3).expand(*key.shape, -1)
         # The mean metric asks for the same tokens as queries and keys: it is taken by its halves.
         found = []
         if self.metric != "key":
             own = select_tokens(diagonal, tokens)
-            own_factor = select_tokens(factor.flatten(-2), tokens).unflatten(-1, (-1, self.rank))
+            own_factor = select_tokens(factor.flatten(-2), tokens).unflatten(-1, factor.shape[-2:])
             found.append(low_rank_metric.pairwise_squared_distance(query, key, own, own_factor, metric="query"))
         if self.metric != "query":
             found.append(low_rank_metric.pairwise_squared_distance(query, key, diagonal, factor, metric="key"))
-        return self._weights(torch.stack(found).mean(0))
+        scores = torch.stack(found).mean(0) / (-2.0 * self._temperature()[:, None, None])
+        position = torch.as_tensor(tokens, device=x.device) % x.shape[1]
+        hidden = hidden_pairs(position, x.shape[1], self.causal, self.window, key_mask)
+        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
+        return weights.masked_fill(hidden.all(-1, keepdim=True), 0.0)
 
     def token_macs(self, grid: Grid) -> TokenMacs:
+        """Of the pairs of tokens that are seen."""
         tokens = grid[0] * grid[1]
-        distances = pairwise_macs(tokens, tokens, self.dim, self.rank, self.metric)
-        return TokenMacs(products=distances + tokens * tokens * self.dim)
+        pairs = seen_pairs(tokens, self.causal, self.window)
+        if self.geometry == "heterogeneous":
+            products = pairwise_macs(pairs, 1, self.dim, self.rank, self.metric)
+        else:
+            products = pairs * self.dim
+        values = self.dim if self.connection is None else self.dim + self.rank * (self.dim + self.heads)
+        return TokenMacs(products=products + pairs * values)
 
     def _query_key_value(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = (self.split_heads(part) for part in self.query_key_value(x).chunk(3, dim=-1))
         return self.rotate(full_precision(query), grid), self.rotate(full_precision(key), grid), value
 
     def _metric(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        diagonal, factor = self.token_metric(x)
-        return self._by_head(diagonal), self._by_head(factor)
+        """a [B, H, N, D] and U [B, H, N, D, R], or a [1, H or 1, D] and U [1, H or 1, D, R] for all tokens."""
+        if isinstance(self.token_metric, TokenMetric):
+            diagonal, factor = self.token_metric(x)
+            return self._by_head(diagonal), self._by_head(factor)
+        if self.token_metric is None:
+            wide = full_precision(self.log_temperature)
+            return wide.new_ones(1, 1, self.head_dim), wide.new_zeros(1, 1, self.head_dim, 0)
+        diagonal, factor = (full_precision(part) for part in self.token_metric())
+        return diagonal.reshape(1, -1, self.head_dim), factor.reshape(1, -1, self.head_dim, self.rank)
 
-    def _weights(self, squared_distance: Tensor) -> Tensor:
-        temperature = full_precision(self.log_temperature).exp()[:, None, None]
-        return torch.softmax(squared_distance / (-2 * temperature), dim=-1)
+    def _temperature(self) -> Tensor:
+        return full_precision(self.log_temperature).exp()
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """[B, N, F, ...] -> [B, H, N, D, ...] in full precision; a metric shared by the heads is expanded."""
+        """[B, N, F, ...] -> [B, H, N, D, ...] in full precision; what the heads share is expanded."""
         x = full_precision(x)
         if x.shape[2] == self.dim:
             return x.unflatten(2, (self.heads, self.head_dim)).transpose(1, 2)

@@ -31,15 +31,27 @@ def riemannian_attention(
     distance = pairwise_squared_distance(q, k, a, U, "query" if metric == "constant" else metric)
     scores = -distance / (2.0 * tau[:, None, None])
     position = torch.arange(queries, device=q.device) + keys - queries
-    ahead = torch.arange(keys, device=q.device) - position[:, None]
+    hidden = hidden_pairs(position, keys, causal, window, key_mask)
+    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
+    # A row that sees nothing is 0 / 0: its weights are zeros.
+    return weights.masked_fill(hidden.all(-1, keepdim=True), 0.0) @ v
+
+
+def hidden_pairs(
+    position: Tensor, keys: int, causal: bool, window: int | None, key_mask: Tensor | None = None
+) -> Tensor:
+    """[B or 1, 1, N, M], True where queries at `position` [N] among M keys do not see a key."""
+    ahead = torch.arange(keys, device=position.device) - position[:, None]
     hidden = torch.zeros_like(ahead, dtype=torch.bool)
     if causal:
         hidden |= ahead > 0
     if window is not None:
         hidden |= ahead.abs() >= window
-    hidden = hidden.expand_as(scores)
-    if key_mask is not None:
-        hidden = hidden | ~key_mask[:, None, None, :]
-    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
-    # A row that sees nothing is 0 / 0: its weights are zeros.
-    return weights.masked_fill(hidden.all(-1, keepdim=True), 0.0) @ v
+    return hidden[None, None] if key_mask is None else hidden | ~key_mask[:, None, None, :]
+
+
+def seen_pairs(tokens: int, causal: bool, window: int | None) -> int:
+    """Pairs of a token with one that it sees (window >= 1), among as many keys as queries, without padding."""
+    reach = tokens if window is None else min(window, tokens)
+    behind = reach * tokens - reach * (reach - 1) // 2  # the token itself among them
+    return behind if causal else 2 * behind - tokens
