@@ -552,6 +552,17 @@ def analyze_injectivity(
     injectivity(config, digest)
 
 
+@analyze_app.command("score-rank")
+def analyze_score_rank(preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None) -> None:
+    """Rank of matrices of scores against head dimension: dot products, one metric for all tokens, and one for each."""
+    config = _preset(preset)
+    digest = _begin(config, stamp, "score_rank", threads)
+    from attngeo.jobs.score_rank import score_rank
+
+    for line in score_rank(config, digest):
+        typer.echo(line)
+
+
 @analyze_app.command("attention-distance")
 def analyze_attention_distance(
     preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None
@@ -616,6 +627,17 @@ def benchmark_tokens(preset: PresetOption = "demo", stamp: StampOption = None) -
     from attngeo.jobs.token_benchmark import token_benchmark
 
     for line in token_benchmark(config, digest):
+        typer.echo(line)
+
+
+@benchmark_app.command("metric-costs")
+def benchmark_metric_costs(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+    """Time inverse, log-determinant and distance of metrics against dense forms, and a block with them; one thread."""
+    config = _preset(preset)
+    digest = _begin(config, stamp, "benchmarks/metric_costs", threads=1)
+    from attngeo.jobs.metric_costs import metric_costs
+
+    for line in metric_costs(config, digest):
         typer.echo(line)
 
 

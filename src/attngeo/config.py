@@ -205,6 +205,14 @@ class InjectivityConfig(_Strict):
     landmark_grids: tuple[int, ...] = (2, 3, 4, 5, 7)
 
 
+class ScoreRankConfig(_Strict):
+    """Size of the measurement of the rank of scores."""
+
+    dimensions: tuple[Annotated[int, Field(ge=1)], ...] = Field((2, 3, 4, 5, 8, 12, 16, 24, 32), min_length=1)
+    tokens: tuple[Annotated[int, Field(ge=1)], ...] = Field((64, 256, 1024, 2048), min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
+
+
 class AttentionDistanceConfig(_Strict):
     """Size of the measurement of attention by distance; the runs that feed fig1 are measured too."""
 
@@ -358,6 +366,21 @@ class TrainingStepConfig(_Strict):
         return value
 
 
+class MetricCostsConfig(_Strict):
+    """Sizes and patience of the cost of low-rank metrics, and of their share of a transformer block."""
+
+    dimensions: tuple[Annotated[int, Field(ge=1)], ...] = Field((128, 256, 512, 1024, 2048, 4096), min_length=2)
+    ranks: tuple[Annotated[int, Field(ge=1)], ...] = Field((1, 2, 4, 8, 16, 32, 64), min_length=2)
+    block_dimensions: tuple[Annotated[int, Field(ge=64, multiple_of=64)], ...] = Field(
+        (1024, 2048, 4096), min_length=1, description="widths of blocks with heads of 64"
+    )
+    block_ranks: tuple[Annotated[int, Field(ge=1)], ...] = Field((2, 8), min_length=1)
+    tokens: int = Field(256, ge=1, description="tokens of a block")
+    dense_to: int = Field(4096, ge=1, description="channels up to which dense forms are timed too")
+    repeats: int = Field(10, ge=2)
+    seconds: float = Field(1.0, gt=0, description="for each contestant, after which three samples suffice")
+
+
 class BenchmarksConfig(_Strict):
     """What is timed and compared."""
 
@@ -366,6 +389,7 @@ class BenchmarksConfig(_Strict):
     edge: EdgeConfig = EdgeConfig()
     tokens: TokensConfig = TokensConfig()
     training_step: TrainingStepConfig = TrainingStepConfig()
+    metric_costs: MetricCostsConfig = MetricCostsConfig()
 
 
 class RunRow(_Strict):
@@ -430,6 +454,7 @@ class PresetFile(_Strict):
     variational: VariationalConfig = VariationalConfig()
     trajectories: TrajectoriesConfig = TrajectoriesConfig()
     injectivity: InjectivityConfig = InjectivityConfig()
+    score_rank: ScoreRankConfig = ScoreRankConfig()
     attention_distance: AttentionDistanceConfig = AttentionDistanceConfig()
     attention_maps: AttentionMapsConfig = AttentionMapsConfig()
     benchmarks: BenchmarksConfig = BenchmarksConfig()

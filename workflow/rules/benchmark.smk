@@ -96,3 +96,23 @@ rule token_benchmark:
         preset=PRESET.name,
     shell:
         "attngeo benchmark tokens --preset {params.preset} --stamp {input.code} > {log} 2>&1"
+
+
+rule metric_costs:
+    input:
+        ancient(TRACKING),
+        code=stamp("benchmarks/metric_costs"),
+    output:
+        records=f"{RESULTS}/benchmarks/low_rank_metric.json",
+        table=f"{RESULTS}/benchmarks/low_rank_metric.csv",
+    log:
+        f"{LOGS}/metric_costs.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("benchmark").threads
+    resources:
+        **needs("benchmark"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo benchmark metric-costs --preset {params.preset} --stamp {input.code} > {log} 2>&1"

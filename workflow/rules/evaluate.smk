@@ -58,3 +58,22 @@ rule attention_maps:
         preset=PRESET.name,
     shell:
         "attngeo analyze attention-maps --preset {params.preset} --stamp {input.code} --threads {threads} > {log} 2>&1"
+
+
+rule score_rank:
+    input:
+        ancient(TRACKING),
+        code=stamp("score_rank"),
+    output:
+        f"{RESULTS}/analyses/score_rank.json",
+    log:
+        f"{LOGS}/score_rank.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("analyze").threads
+    resources:
+        **needs("analyze"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo analyze score-rank --preset {params.preset} --stamp {input.code} --threads {threads} > {log} 2>&1"

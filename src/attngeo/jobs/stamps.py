@@ -173,6 +173,11 @@ def _injectivity(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     return digest.explain(["attngeo.jobs.injectivity"], values=values, packages=_PRETRAINED)
 
 
+def _score_rank(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+    values = preset.score_rank.model_dump(mode="json")
+    return digest.explain(["attngeo.jobs.score_rank"], values=values, packages=("torch", "numpy"))
+
+
 def _attention_distance(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     model_id = preset.attention_distance.model
     values = preset.attention_distance.model_dump(mode="json") | {"images_from": embedded.pins(sources.PHOTOGRAPHS)}
@@ -247,6 +252,11 @@ def _token_benchmark(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     return digest.explain(["attngeo.jobs.token_benchmark", *modules], values=values, packages=_NUMERICS)
 
 
+def _metric_costs(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+    values = preset.benchmarks.metric_costs.model_dump(mode="json")
+    return digest.explain(["attngeo.jobs.metric_costs"], values=values, packages=_NUMERICS)
+
+
 def _gpu_timings(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     return digest.explain(
         ["attngeo.jobs.gpu_timings"],
@@ -278,12 +288,14 @@ def stamp_names(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], di
         yield f"trajectories/{model_id}", lambda d, model_id=model_id: _trajectories(preset, d, model_id)  # type: ignore[misc]
     yield "own_trajectories", lambda d: _own_trajectories(preset, d)
     yield "injectivity", lambda d: _injectivity(preset, d)
+    yield "score_rank", lambda d: _score_rank(preset, d)
     yield "attention_distance", lambda d: _attention_distance(preset, d)
     yield "attention_maps", lambda d: _attention_maps(preset, d)
     yield "benchmarks/operators", lambda d: _operator_benchmark(preset, d)
     yield "benchmarks/solver", lambda d: _solver_benchmark(preset, d)
     yield "benchmarks/edge", lambda d: _edge_benchmark(preset, d)
     yield "benchmarks/tokens", lambda d: _token_benchmark(preset, d)
+    yield "benchmarks/metric_costs", lambda d: _metric_costs(preset, d)
     yield "benchmarks/gpu", lambda d: _gpu_timings(preset, d)
     for name, target in TARGETS.items():
         yield f"paper/{name}", lambda d, target=target: _target(preset, d, target)  # type: ignore[misc]

@@ -85,6 +85,8 @@ OPERATOR_BENCHMARK = "benchmarks/operators.json"
 SOLVER_BENCHMARK = "benchmarks/solver.json"
 EDGE_BENCHMARK = "benchmarks/edge.json"
 TOKEN_BENCHMARK = "benchmarks/tokens.json"
+SCORE_RANK = "analyses/score_rank.json"
+METRIC_COSTS = "benchmarks/low_rank_metric.json"
 GPU_TIMINGS = "benchmarks/gpu.json"
 
 
@@ -182,6 +184,14 @@ def _token_inputs(preset: Preset) -> list[str]:
     return [TOKEN_BENCHMARK]
 
 
+def _score_rank_inputs(preset: Preset) -> list[str]:
+    return [SCORE_RANK]
+
+
+def _metric_cost_inputs(preset: Preset) -> list[str]:
+    return [METRIC_COSTS]
+
+
 def _numbered(
     kind: str,
     number: int,
@@ -251,6 +261,8 @@ FIGURES: dict[str, Target] = {
         ),
         _figure(10, "fig10_transport_isometry", "Transport isometry by depth", ("P3.e",), walk_files),
         _figure(11, "fig11_scale", "Isometry and convergence against size", ("P3.f",), connection_walk_files),
+        _figure(12, "fig12_score_rank", "Rank of scores against head dimension", ("P4.a",), _score_rank_inputs),
+        _figure(13, "fig13_metric_costs", "What metrics cost, alone and in a block", ("P4.b",), _metric_cost_inputs),
         _figure(
             16,
             "fig16_variational",
