@@ -21,7 +21,7 @@ OPERATIONS = {
 DENSE = Series("", "#7A7A7A", "^", (0, (1, 1.2)))
 PARTS = {
     "distance": ("distances", "#D55E00"),
-    "solve": ("inverse", "#0B4F9E"),
+    "solve": ("applying the inverse", "#0B4F9E"),
     "metric of heads": ("making the heads' metric", "#7FA7D9"),
     "metric of the feed-forward": ("making the feed-forward's metric", "#B9B9B9"),
 }
