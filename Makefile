@@ -42,12 +42,13 @@ soak: test-env  ## the long trials
 ui: env  ## MLflow on this machine alone, with a link that compares the trainings of PRESET
 	@$(python) tools/ui.py --preset '$(PRESET)' --port '$(PORT)'
 
-bench: env  ## time operators, training steps, image loaders, attention's flow and the connection walk against their peers on this CPU (30 minutes, on an idle machine)
+bench: env  ## time operators, training steps, image loaders, attention's flow, the connection walk and metrics against their peers on this CPU (30 minutes, on an idle machine)
 	$(python) -m benchmarks.operators
 	$(python) -m benchmarks.training_step
 	$(python) -m benchmarks.loaders
 	$(python) -m benchmarks.variational
 	$(python) -m benchmarks.connection_walk
+	$(python) -m benchmarks.fiber_bundle
 
 gpu-check:  ## check and time the operators on this machine's GPU; needs torch and nvcc alone (GPU_PYTHON=python3)
 	@$(GPU_PYTHON) tools/gpu_check.py
