@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from attngeo.fiber_bundle import budgets, metric_costs, score_rank
+from attngeo.fiber_bundle import budgets, metric_costs
 from attngeo.fiber_bundle.score_rank import FORMS, analyze, numerical_rank, predicted_rank
+from benchmarks import fiber_bundle as benchmark
 
 
 def test_every_rank_is_as_derived() -> None:
@@ -83,6 +84,13 @@ def test_nothing_is_timed_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     )
     rows = list(budgets._attention(budgets.QUICK, 2, 0.01))
     assert [row["metric"] for row in rows] == ["error", "not_timed"]
+
+
+def test_the_benchmark_says_every_goal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmark.main(["--quick", "--repeats", "2", "--seconds", "0.02"]) == 0
+    printed = capsys.readouterr().out
+    for goal in budgets.GOALS:
+        assert goal.text in printed
 
 
 def test_goals_are_judged_by_the_worst_number() -> None:
