@@ -13,6 +13,11 @@ from types import ModuleType
 __version__ = "0.1.0"
 
 
+def _register_models() -> None:
+    importlib.import_module("attngeo.models.registry")
+    importlib.import_module("attngeo.models.fiber_bundle_registry")
+
+
 class _RegisterModelsWithTimm(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Import hook that registers the models once timm has loaded, so that `import attngeo` needs no torch."""
 
@@ -33,10 +38,10 @@ class _RegisterModelsWithTimm(importlib.abc.MetaPathFinder, importlib.abc.Loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._timm_loader
         self._timm_loader.exec_module(module)
-        importlib.import_module("attngeo.models.registry")
+        _register_models()
 
 
 if "timm" in sys.modules:
-    importlib.import_module("attngeo.models.registry")
+    _register_models()
 else:
     sys.meta_path.insert(0, _RegisterModelsWithTimm())

@@ -1,0 +1,162 @@
+"""Every prediction of PREDICTIONS.md by its own rule: met, contradicted, or open."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attngeo.fiber_bundle.rank_collapse import RESIDUAL_FLOOR
+from attngeo.fiber_bundle.significance import SUBJECT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MET, OPEN, CONTRADICTED = 1.0, 0.0, -1.0
+MOST_RUNS = 0.8
+GROWS = 2.0  # the end is at least so many times the start
+FLAT = 1e-6  # what a control that must vanish may be
+WELL_CONDITIONED = 1e4
+KEEPS_RANK = 10.0
+
+
+class Judged(NamedTuple):
+    """How a prediction stands, on how many runs, tasks or seeds, and in words."""
+
+    value: float
+    n: int
+    finding: str
+
+
+class Evidence(NamedTuple):
+    """Records of the trainings on tasks, the paired differences, and the records of rank collapse."""
+
+    tasks: "pd.DataFrame"
+    differences: "pd.DataFrame"
+    collapse: "pd.DataFrame"
+
+
+def judge(evidence: Evidence) -> list[dict[str, Any]]:
+    """Rows of metric `prediction_met` (1, 0, -1) by `prediction`, with n and a finding in words."""
+    rows = []
+    for name, rule in PREDICTIONS.items():
+        judged = rule(evidence)
+        rows.append(
+            {
+                "metric": "prediction_met",
+                "prediction": name,
+                "value": judged.value,
+                "n": judged.n,
+                "finding": judged.finding,
+            }
+        )
+    return rows
+
+
+def _share(holds: list[bool], against: list[bool], finding: str, what: str) -> Judged:
+    """Met, or contradicted, where at least 80 % are."""
+    if not holds:
+        return Judged(OPEN, 0, f"no {what} measured")
+    for value, of in ((MET, holds), (CONTRADICTED, against)):
+        if sum(of) >= MOST_RUNS * len(of):
+            return Judged(value, len(of), finding)
+    return Judged(OPEN, len(holds), finding)
+
+
+def _grows(metric: str, control: str | None) -> Callable[[Evidence], Judged]:
+    """A number, mean over layers, that at the end of each run is at least twice that at the start."""
+
+    def rule(evidence: Evidence) -> Judged:
+        found = _rows(evidence.tasks, metric, model=SUBJECT, budget="steps")
+        flat = float(_rows(found, metric, control=control)["value"].abs().max()) if control else 0.0
+        ratios = []
+        for _, run in _rows(found, metric, control="none").groupby(["task", "seed"], sort=True):
+            by_step = run.groupby("step")["value"].mean().sort_index()
+            if len(by_step) > 1:
+                ratios.append(float(by_step.iloc[-1] / by_step.iloc[0]) if by_step.iloc[0] else math.inf)
+        finding = f"end by start {_span(ratios)}" + (f", control {flat:.1e}" if control else "")
+        holds = [ratio >= GROWS and flat < FLAT for ratio in ratios]
+        return _share(holds, [ratio <= 1 for ratio in ratios], finding, "runs")
+
+    return rule
+
+
+def _well_conditioned(evidence: Evidence) -> Judged:
+    found = _rows(evidence.tasks, "metric_condition_p99", model=SUBJECT, budget="steps", control="none")
+    worst = []
+    for _, run in found.groupby(["task", "seed"], sort=True):
+        worst.append(float(run[run["step"] == run["step"].max()]["value"].max()))
+    if not worst:
+        return Judged(OPEN, 0, "no runs measured")
+    bad = sum(not value <= WELL_CONDITIONED for value in worst)
+    value = MET if not bad else CONTRADICTED if 2 * bad > len(worst) else OPEN
+    return Judged(value, len(worst), f"condition number {_span(worst)}")
+
+
+def _lower_loss(against: str, budget: str = "steps") -> Callable[[Evidence], Judged]:
+    """A difference below 0 with its interval on most tasks and above 0 on none; the reverse contradicts."""
+
+    def rule(evidence: Evidence) -> Judged:
+        found = _rows(evidence.differences, "loss_difference", against=against, budget=budget)
+        if not len(found):
+            return Judged(OPEN, 0, "no tasks measured")
+        below = int((found["value"] + found["spread"] < 0).sum())
+        above = int((found["value"] - found["spread"] > 0).sum())
+        finding = f"below 0 on {below}, above 0 on {above} of {len(found)} tasks"
+        if not bool(found["spread"].map(math.isfinite).all()):
+            return Judged(OPEN, len(found), f"{finding}; one seed has no interval")
+        if 2 * below > len(found) and not above:
+            return Judged(MET, len(found), finding)
+        return Judged(CONTRADICTED if 2 * above > len(found) and not below else OPEN, len(found), finding)
+
+    return rule
+
+
+def _recall_gains_most(evidence: Evidence) -> Judged:
+    losses = _rows(evidence.tasks, "task_loss", budget="steps")
+    table = losses.pivot_table(index="seed", columns=["task", "model"], values="value")
+    wanted = [(task, model) for task in ("recall", "characters") for model in (SUBJECT, "dot")]
+    if any(pair not in table for pair in wanted):
+        return Judged(OPEN, 0, "recall and characters have not both been trained on")
+    table = table[wanted].dropna()
+    ratios = {task: table[(task, SUBJECT)] / table[(task, "dot")] for task in ("recall", "characters")}
+    gains = (ratios["recall"] < ratios["characters"]).tolist()
+    finding = ", ".join(f"{task} {_span(ratio.tolist())}" for task, ratio in ratios.items())
+    return _share(gains, [not gain for gain in gains], f"loss of fiber by that of dot: {finding}", "seeds")
+
+
+def _rank_survives_training(evidence: Evidence) -> Judged:
+    found = _rows(evidence.collapse, "last_layer_relative_residual", phase="trained")
+    table = found.pivot_table(index="seed", columns="form", values="value").clip(lower=RESIDUAL_FLOOR)
+    if not {"heterogeneous", "dot"} <= set(table):
+        return Judged(OPEN, 0, "not measured")
+    ratios = (table["heterogeneous"] / table["dot"]).dropna().tolist()
+    finding = f"residual by that of dot {_span(ratios)}"
+    return _share([r >= KEEPS_RANK for r in ratios], [r <= 1 for r in ratios], finding, "seeds")
+
+
+def _rows(frame: "pd.DataFrame", metric: str, **labels: Any) -> "pd.DataFrame":
+    """Finite records of a metric with these labels."""
+    found = frame[frame["metric"] == metric] if "metric" in frame else frame
+    for name, value in labels.items():
+        found = found[found[name] == value] if name in found else found.iloc[:0]
+    return found[found["value"].map(math.isfinite)]
+
+
+def _span(values: list[float]) -> str:
+    if not values:
+        return "–"
+    low, high = min(values), max(values)
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+PREDICTIONS: dict[str, Callable[[Evidence], Judged]] = {
+    "metrics_differ": _grows("metric_heterogeneity", None),
+    "curvature_grows": _grows("curvature_proxy", "flat"),
+    "torsion_grows": _grows("torsion_proxy", "symmetric"),
+    "well_conditioned": _well_conditioned,
+    "better_at_equal_parameters": _lower_loss("dot"),
+    "not_more_heads": _lower_loss("more_heads"),
+    "heterogeneity_matters": _lower_loss("constant"),
+    "better_at_equal_time": _lower_loss("dot", "time"),
+    "recall_gains_most": _recall_gains_most,
+    "rank_survives_training": _rank_survives_training,
+}

@@ -1,0 +1,67 @@
+"""Differences of the full model from others on the same task, paired by seed, with intervals and adjusted p-values."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from attngeo.intervals import LEVEL, holm
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUBJECT = "fiber"
+BASELINES = ("dot", "more_heads", "constant")
+HALF_WIDTH = "half-width of the 95 % Student interval over seeds"
+
+
+def paired_differences(losses: "pd.DataFrame") -> "pd.DataFrame":
+    """Loss of `SUBJECT` minus that of each baseline: a row a task, baseline and budget.
+
+    `losses` has a row a task, model, budget ("steps", "time") and seed, with `value` in nats; baselines are those of
+    the budget "steps". Rows have value, n (seeds), spread (half the 95 % Student interval, NaN with one seed), p
+    (two-sided paired t-test) and p_adjusted (Holm, over all rows).
+    """
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    ours = losses[losses["model"] == SUBJECT]
+    for (task, budget), group in ours.groupby(["task", "budget"], sort=True):
+        for baseline in BASELINES:
+            chosen = (losses["task"] == task) & (losses["model"] == baseline) & (losses["budget"] == "steps")
+            other = losses[chosen].set_index("seed")["value"]
+            own = group.set_index("seed")["value"]
+            shared = sorted(set(own.index) & set(other.index))
+            if not shared:
+                continue
+            differences = [float(own[seed] - other[seed]) for seed in shared]
+            mean, half, p = student(differences)
+            rows.append(
+                {
+                    "metric": "loss_difference",
+                    "task": task,
+                    "budget": budget,
+                    "against": baseline,
+                    "value": mean,
+                    "unit": "nats",
+                    "n": len(differences),
+                    "spread": half,
+                    "spread_kind": HALF_WIDTH,
+                    "p": p,
+                }
+            )
+    frame = pd.DataFrame(rows, columns=None if rows else ["metric", "value", "n", "p"])
+    return frame.assign(p_adjusted=holm([float(p) for p in frame["p"]]))
+
+
+def student(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean, half the 95 % Student interval, and the two-sided p-value of a mean of 0; NaN for fewer than two values."""
+    from scipy import stats
+
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, math.nan, math.nan
+    error = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * error
+    if error == 0:
+        return mean, half, 1.0 if mean == 0 else 0.0
+    return mean, half, 2 * float(stats.t.sf(abs(mean) / error, len(values) - 1))
