@@ -15,6 +15,7 @@ include: "workflow/rules/decoders.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/connection_walk.smk"
 include: "workflow/rules/variational.smk"
+include: "workflow/rules/fiber_bundle.smk"
 include: "workflow/rules/benchmark.smk"
 include: "workflow/rules/paper.smk"
 

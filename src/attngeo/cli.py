@@ -540,6 +540,70 @@ def _analyze_trajectories(
         typer.echo(line)
 
 
+@analyze_app.command("fiber-task")
+def analyze_fiber_task(
+    name: Annotated[str, typer.Argument(help="Task and seed, such as recall-s0; those of the preset's fiber_bundle.")],
+    preset: PresetOption = "demo",
+    stamp: StampOption = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Train the Fiber Bundle Transformer and its baselines on one task; started again after a kill, it goes on.
+
+    Equal steps and parameters (within 1 %) for all; once more at equal time, by `attngeo benchmark fiber-steps`.
+    """
+    config = _preset(preset)
+    config.fiber_task_run(name)
+    digest, threads = _begin_training(config, stamp, f"fiber_tasks/{name}", threads)
+    from attngeo.jobs.fiber_tasks import train_on_task
+
+    for line in train_on_task(config, name, digest, threads=threads):
+        typer.echo(line)
+
+
+@analyze_app.command("rank-collapse")
+def analyze_rank_collapse(
+    seed: Annotated[int, typer.Argument(min=0, help="One of the seeds of the preset's fiber_bundle.collapse.")],
+    preset: PresetOption = "demo",
+    stamp: StampOption = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Relative residual and effective rank by depth for every metric and wiring, at initialisation and trained."""
+    config = _preset(preset)
+    if seed not in config.rank_collapse_seeds:
+        known = ", ".join(map(str, config.rank_collapse_seeds)) or "none: add fiber_bundle to its config.yaml"
+        raise UserError(f"preset {preset} has no seed {seed} of rank collapse", f"use one of: {known}")
+    digest, threads = _begin_training(config, stamp, f"rank_collapse/s{seed}", threads)
+    from attngeo.jobs.rank_collapse import rank_collapse
+
+    for line in rank_collapse(config, seed, digest, threads=threads):
+        typer.echo(line)
+
+
+@analyze_app.command("fiber-bundle")
+def analyze_fiber_bundle(
+    preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None
+) -> None:
+    """What the trainings on tasks and rank collapse say: paired differences, gradients, every prediction judged."""
+    config = _preset(preset)
+    config.fiber_bundle_settings  # noqa: B018  refuses a preset without it
+    digest = _begin(config, stamp, "fiber_bundle", threads)
+    from attngeo.jobs.fiber_bundle import summary
+
+    for line in summary(config, digest):
+        typer.echo(line)
+
+
+def _begin_training(config: "Preset", stamp: Path | None, job: str, threads: int | None) -> tuple[str, int]:
+    """The digest of a job that trains, and its threads: its bits depend on them."""
+    wanted = config.resources.train.threads
+    if threads not in (None, wanted):
+        raise UserError(
+            f"{job} is planned for {wanted} threads and got {threads}: its bits would differ",
+            f"give snakemake --cores {wanted} or more, or set resources.train.threads in config.yaml",
+        )
+    return _begin(config, stamp, job, wanted), wanted
+
+
 @analyze_app.command("injectivity")
 def analyze_injectivity(
     preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None
@@ -638,6 +702,18 @@ def benchmark_metric_costs(preset: PresetOption = "demo", stamp: StampOption = N
     from attngeo.jobs.metric_costs import metric_costs
 
     for line in metric_costs(config, digest):
+        typer.echo(line)
+
+
+@benchmark_app.command("fiber-steps")
+def benchmark_fiber_steps(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+    """Time a training step of every model on every task of fiber_bundle, in turn; one thread."""
+    config = _preset(preset)
+    config.fiber_bundle_settings  # noqa: B018  refuses a preset without it
+    digest = _begin(config, stamp, "fiber_step_times", threads=1)
+    from attngeo.jobs.fiber_tasks import step_times
+
+    for line in step_times(config, digest):
         typer.echo(line)
 
 

@@ -30,6 +30,7 @@ from attngeo.data import embedded
 from attngeo.errors import UserError
 from attngeo.evaluation.operator_sizes import INVERSE_SLICES, INVERSE_TOKENS, PYRAMID_SIZES
 from attngeo.evaluation.token_sizes import LAYER_KINDS, PASSES, TOKENS, Pass
+from attngeo.fiber_bundle.recipe import TaskRecipe
 from attngeo.files import write_json
 from attngeo.layers.registry import ATTENTION_KINDS
 from attngeo.models.names import FAMILIES, PYRAMID_OPTIONS, SIZES, attention_kind_of, kinds_in, model_names
@@ -392,6 +393,87 @@ class BenchmarksConfig(_Strict):
     metric_costs: MetricCostsConfig = MetricCostsConfig()
 
 
+FiberModel = Literal["dot", "more_heads", "euclidean", "constant", "heterogeneous", "fiber"]
+FiberTaskName = Literal["copy", "sort", "recall", "characters", "fashion-mnist"]
+
+
+class FiberTaskConfig(_Strict):
+    """Size of one task, and how many steps the models take on it."""
+
+    steps: int = Field(ge=1, description="of every model; the full one also takes as many as fit into the time of dot")
+    batch: int = Field(16, ge=1, description="sequences or images a step")
+    length: int = Field(16, ge=2, description="symbols (copy, sort), pairs (recall) or bytes (characters)")
+    symbols: int = Field(16, ge=2, description="different symbols; half of them are the keys of recall")
+
+
+class RankCollapseConfig(_Strict):
+    """Size of the study of rank collapse: every form of attention alone, with skips, and with feed-forward."""
+
+    forms: tuple[FiberModel, ...] = Field(("dot", "euclidean", "constant", "heterogeneous"), min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
+    steps: int = Field(150, ge=1)
+    batch: int = Field(16, ge=1)
+    length: int = Field(16, ge=2, description="symbols that are put into order, each where it belongs")
+    symbols: int = Field(16, ge=2)
+    depth: int = Field(12, ge=1)
+    dim: int = Field(32, ge=4)
+    heads: int = Field(2, ge=1)
+    rank: int = Field(2, ge=1)
+
+    @property
+    def recipe(self) -> TaskRecipe:
+        """How these models are trained."""
+        return TaskRecipe(steps=self.steps, batch=self.batch)
+
+
+class FiberTaskRun(NamedTuple):
+    """One task with one seed."""
+
+    task: str
+    seed: int
+
+
+class FiberBundleConfig(_Strict):
+    """The Fiber Bundle Transformer against others on tasks, matched in parameters and in time, and rank collapse."""
+
+    tasks: dict[FiberTaskName, FiberTaskConfig] = Field(min_length=1)
+    models: tuple[FiberModel, ...] = Field(("dot", "constant", "fiber"), min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
+    dim: int = Field(64, ge=4, description="width; four divides that of a head, and half of it with more_heads")
+    depth: int = Field(3, ge=1)
+    heads: int = Field(4, ge=1)
+    rank: int = Field(2, ge=1, description="of the metrics")
+    watches: int = Field(4, ge=1, description="parts of a training after which the geometry is measured")
+    lr: float = Field(2e-3, gt=0)
+    held_out: int = Field(256, ge=1, description="sequences or images that a model is tested on")
+    collapse: RankCollapseConfig = RankCollapseConfig()
+
+    @model_validator(mode="after")
+    def _recall_has_keys(self) -> "FiberBundleConfig":
+        recall = self.tasks.get("recall")
+        if recall and recall.symbols // 2 < recall.length:
+            raise ValueError(
+                f"recall of {recall.length} pairs needs {2 * recall.length} symbols or more, not {recall.symbols}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _heads_share_the_width(self) -> "FiberBundleConfig":
+        parts = 4 * self.heads * (2 if "more_heads" in self.models else 1)
+        for width, by, where in (
+            (self.dim, parts, "dim"),
+            (self.collapse.dim, 4 * self.collapse.heads, "collapse.dim"),
+        ):
+            if width % by:
+                raise ValueError(f"{where} is {width}, which {by} does not divide: heads turn by four")
+        return self
+
+    def recipe_of(self, task: str) -> TaskRecipe:
+        """How models are trained on a task of `tasks`."""
+        of_task = self.tasks[task]  # type: ignore[index]
+        return TaskRecipe(steps=of_task.steps, batch=of_task.batch, lr=self.lr, held_out=self.held_out)
+
+
 class RunRow(_Strict):
     """One training run: a line of runs.tsv."""
 
@@ -457,6 +539,7 @@ class PresetFile(_Strict):
     score_rank: ScoreRankConfig = ScoreRankConfig()
     attention_distance: AttentionDistanceConfig = AttentionDistanceConfig()
     attention_maps: AttentionMapsConfig = AttentionMapsConfig()
+    fiber_bundle: FiberBundleConfig | None = Field(None, description="without it, none of these is trained")
     benchmarks: BenchmarksConfig = BenchmarksConfig()
     resources: StageResources = StageResources()
     figures: tuple[str, ...] = Field(tuple(FIGURES), description="without it, every one that something feeds")
@@ -558,6 +641,35 @@ class Preset(PresetFile):
     def decoder_steps(self) -> tuple[int, ...]:
         """Steps that every training of our own decoders keeps."""
         return self.decoders.training.kept_steps if self.decoders else ()
+
+    @property
+    def fiber_bundle_settings(self) -> FiberBundleConfig:
+        """What is trained of the Fiber Bundle Transformer; UserError where nothing is."""
+        if self.fiber_bundle is None:
+            raise UserError(
+                f"preset {self.name} trains no Fiber Bundle Transformer",
+                f"add fiber_bundle to config/{self.name}/config.yaml, or take the preset demo",
+            )
+        return self.fiber_bundle
+
+    @cached_property
+    def fiber_task_runs(self) -> dict[str, FiberTaskRun]:
+        """Tasks with their seeds by name, <task>-s<seed>."""
+        found = self.fiber_bundle
+        runs = [FiberTaskRun(task, seed) for task in found.tasks for seed in found.seeds] if found else []
+        return {f"{run.task}-s{run.seed}": run for run in runs}
+
+    def fiber_task_run(self, name: str) -> FiberTaskRun:
+        """The task and seed of that name; UserError naming those there are."""
+        if name not in self.fiber_task_runs:
+            known = ", ".join(self.fiber_task_runs) or "none: add fiber_bundle to its config.yaml"
+            raise UserError(f"preset {self.name} has no task {name!r}", f"use one of: {known}")
+        return self.fiber_task_runs[name]
+
+    @property
+    def rank_collapse_seeds(self) -> tuple[int, ...]:
+        """Seeds of the study of rank collapse."""
+        return self.fiber_bundle.collapse.seeds if self.fiber_bundle else ()
 
     def walk_settings(self, model: LanguageModelConfig) -> ConnectionWalkConfig:
         """How much a model is measured on; the windows of our own decoders are as long as their context."""

@@ -11,8 +11,13 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from attngeo.config import load_preset
 from attngeo.errors import UserError
-from attngeo.jobs.stamps import write_stamps
-from attngeo.paper.targets import PAGES, TARGETS
+from attngeo.jobs.stamps import FIBER_IMAGES, write_stamps
+from attngeo.paper.targets import (
+    PAGES,
+    TARGETS,
+    fiber_task_files,
+    rank_collapse_files,
+)
 
 try:
     OVERRIDES = {key: value for key, value in config.items() if key != "preset"}
@@ -106,6 +111,12 @@ def everything():
 def embedded_input(name, source):
     """The fetched package behind a name whose source is 'embedded'."""
     return [f"results/embedded/{name}.json"] if source == "embedded" else []
+
+
+def fiber_images():
+    """The images of the Fiber Bundle Transformer's tasks, where the preset has one that needs them."""
+    tasks = PRESET.fiber_bundle.tasks if PRESET.fiber_bundle else ()
+    return [f"results/embedded/{FIBER_IMAGES}.json"] if FIBER_IMAGES in tasks else []
 
 
 def walked_inputs(wildcards):

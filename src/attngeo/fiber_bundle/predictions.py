@@ -138,7 +138,7 @@ def _rows(frame: "pd.DataFrame", metric: str, **labels: Any) -> "pd.DataFrame":
     found = frame[frame["metric"] == metric] if "metric" in frame else frame
     for name, value in labels.items():
         found = found[found[name] == value] if name in found else found.iloc[:0]
-    return found[found["value"].map(math.isfinite)]
+    return found[found["value"].map(math.isfinite).astype(bool)]
 
 
 def _span(values: list[float]) -> str:

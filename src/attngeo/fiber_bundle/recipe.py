@@ -8,7 +8,7 @@ from attngeo.errors import UserError
 
 @dataclass(frozen=True)
 class TaskRecipe:
-    """Hyperparameters of one training on a task; its budget is in steps, so that the result is a function of the seed."""
+    """Hyperparameters of one training on a task; its budget is in steps, and a result is a function of the seed."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 

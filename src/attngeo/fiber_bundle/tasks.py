@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attngeo.data import text
-from attngeo.models.fiber_bundle import FiberViT, TokenTransformer, matched_hidden, parameters_at
+from attngeo.models.fiber_bundle import FiberViT, TokenTransformer, Wiring, matched_hidden, parameters_at
 from attngeo.models.fiber_bundle_sizes import ViTSize
 from attngeo.training.language import TokenWindows
 from attngeo.training.seeding import generator
@@ -42,7 +42,10 @@ class Shape:
 class Task(Protocol):
     """One task: models for it, batches to train on, and what is held out."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """By which records and generators know it."""
+        ...
 
     def model(self, variant: str, hidden: int | None) -> nn.Module:
         """A new model, drawn from torch's global generator."""
@@ -60,8 +63,12 @@ class Task(Protocol):
 def build(task: Task, variant: str) -> nn.Module:
     """A new model of a variant with as many parameters as the variant dot has, within 1 %, by its hidden width.
 
+    A wiring without feed-forward has no such width: its variants keep the parameters that they have.
+
     The reference has a feed-forward four times as wide as the model.
     """
+    if getattr(task, "wiring", "skip_mlp") != "skip_mlp":
+        return task.model(variant, None)
     reference = parameters_at(lambda hidden: task.model("dot", None), 0)
     return task.model(variant, matched_hidden(lambda hidden: task.model(variant, hidden), reference))
 
@@ -76,10 +83,13 @@ class Sequences:
     context: int
     make: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
     causal: bool = True
+    wiring: Wiring = "skip_mlp"
 
     def model(self, variant: str, hidden: int | None) -> nn.Module:
         """A decoder, or an encoder where the task is not causal."""
-        return _token_transformer(self.shape, variant, hidden, self.vocabulary, self.context, causal=self.causal)
+        return _token_transformer(
+            self.shape, variant, hidden, self.vocabulary, self.context, causal=self.causal, wiring=self.wiring
+        )
 
     def batch(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         """New sequences."""
@@ -100,14 +110,14 @@ def sort(shape: Shape) -> Sequences:
     return _transformed("sort", shape, lambda symbols: symbols.sort(dim=1).values)
 
 
-def sort_in_place(shape: Shape) -> Sequences:
+def sort_in_place(shape: Shape, wiring: Wiring = "skip_mlp") -> Sequences:
     """For an encoder: the n-th output is the n-th smallest symbol, so that every token has to keep something."""
 
     def make(count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         symbols = torch.randint(shape.symbols, (count, shape.length), generator=draw)
         return symbols, symbols.sort(dim=1).values
 
-    return Sequences("sort_in_place", shape, shape.symbols, shape.length, make, causal=False)
+    return Sequences("sort_in_place", shape, shape.symbols, shape.length, make, causal=False, wiring=wiring)
 
 
 def recall(shape: Shape) -> Sequences:
@@ -215,7 +225,14 @@ def _shifted(windows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _token_transformer(
-    shape: Shape, variant: str, hidden: int | None, vocabulary: int, context: int, *, causal: bool
+    shape: Shape,
+    variant: str,
+    hidden: int | None,
+    vocabulary: int,
+    context: int,
+    *,
+    causal: bool,
+    wiring: Wiring = "skip_mlp",
 ) -> nn.Module:
     return TokenTransformer(
         variant,
@@ -226,5 +243,6 @@ def _token_transformer(
         heads=shape.heads,
         hidden=hidden,
         causal=causal,
+        wiring=wiring,
         rank=shape.rank,
     )

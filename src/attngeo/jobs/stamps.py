@@ -19,7 +19,9 @@ _NUMERICS = ("torch", "torchvision", "timm", "numpy")
 _IMAGES = ("pillow", "ffcv", "opencv-python")
 _PRETRAINED = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safetensors", "pillow")
 _TRAJECTORIES = "attngeo.jobs.trajectories"
+FIBER_IMAGES = "fashion-mnist"  # the task's images, where it is one of the preset's
 _DECODERS = ("torch", "timm", "numpy", "transformers", "tokenizers", "safetensors")
+_FIBER = ("torch", "timm", "numpy", "scipy", "pandas")
 _DRAWING = ("matplotlib", "seaborn", "pandas", "tueplots", "scipy", "jinja2")
 
 
@@ -165,6 +167,47 @@ def _own_trajectories(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     return _looking_into(preset, digest, _TRAJECTORIES, preset.runs_that_feed("fig17"), values, ())
 
 
+def _fiber_job(preset: Preset, digest: CodeDigest, job: str, values: dict[str, Any], task: str = "") -> dict[str, Any]:
+    """Of the trainings of the Fiber Bundle Transformer: settings, threads, and the task's own data."""
+    files: list[Path] = []
+    if task == "characters":
+        files, texts = _texts(preset)
+        values = values | texts
+    if task == FIBER_IMAGES:
+        values = values | {"images": embedded.pins(FIBER_IMAGES)}
+    values = values | {"threads": preset.resources.train.threads}
+    return digest.explain([f"attngeo.jobs.{job}"], values=values, files=files, packages=_FIBER)
+
+
+def _fiber_settings(preset: Preset, task: str = "") -> dict[str, Any]:
+    """What the trainings on a task, or on all, are made by; rank collapse has settings of its own."""
+    assert preset.fiber_bundle is not None
+    settings = preset.fiber_bundle.model_dump(mode="json", exclude={"collapse", "seeds"})
+    return settings | {"tasks": {name: of for name, of in settings["tasks"].items() if task in ("", name)}}
+
+
+def _fiber_task(preset: Preset, digest: CodeDigest, name: str) -> dict[str, Any]:
+    run = preset.fiber_task_run(name)
+    return _fiber_job(preset, digest, "fiber_tasks", _fiber_settings(preset, run.task) | {"seed": run.seed}, run.task)
+
+
+def _rank_collapse(preset: Preset, digest: CodeDigest, seed: int) -> dict[str, Any]:
+    settings = preset.fiber_bundle_settings.collapse.model_dump(mode="json", exclude={"seeds"})
+    return _fiber_job(preset, digest, "rank_collapse", settings | {"seed": seed})
+
+
+def _fiber_stamps(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], dict[str, Any]]]]:
+    if preset.fiber_bundle is None:
+        return
+    yield "fiber_step_times", lambda d: _fiber_job(preset, d, "fiber_tasks", _fiber_settings(preset))
+    for name in preset.fiber_task_runs:
+        yield f"fiber_tasks/{name}", lambda d, name=name: _fiber_task(preset, d, name)  # type: ignore[misc]
+    for seed in preset.rank_collapse_seeds:
+        yield f"rank_collapse/s{seed}", lambda d, seed=seed: _rank_collapse(preset, d, seed)  # type: ignore[misc]
+    everything = preset.fiber_bundle.model_dump(mode="json")
+    yield "fiber_bundle", lambda d: _fiber_job(preset, d, "fiber_bundle", everything)
+
+
 def _injectivity(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     model_id = preset.injectivity.model
     values = preset.injectivity.model_dump(mode="json") | {"images": embedded.pins(sources.PHOTOGRAPHS)}
@@ -287,6 +330,7 @@ def stamp_names(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], di
     for model_id in preset.analysed_models:
         yield f"trajectories/{model_id}", lambda d, model_id=model_id: _trajectories(preset, d, model_id)  # type: ignore[misc]
     yield "own_trajectories", lambda d: _own_trajectories(preset, d)
+    yield from _fiber_stamps(preset)
     yield "injectivity", lambda d: _injectivity(preset, d)
     yield "score_rank", lambda d: _score_rank(preset, d)
     yield "attention_distance", lambda d: _attention_distance(preset, d)

@@ -248,23 +248,21 @@ def vision_transformer(size: str = "micro", variant: str = "fiber", **options: A
 
 
 def parameters_at(make: Callable[[int], nn.Module], hidden: int) -> int:
-    """Number of parameters of the model that `make` builds at a hidden width; nothing is drawn or stored."""
-    with torch.device("meta"):
+    """Number of parameters of the model that `make` builds at a hidden width; torch's generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
         return sum(parameter.numel() for parameter in make(hidden).parameters())
 
 
 def matched_hidden(make: Callable[[int], nn.Module], target: int, *, within: float = MATCHED_WITHIN) -> int:
     """The hidden width at which `make(hidden)` has the number of parameters nearest to `target`.
 
-    ValueError where none is within that share of it: the layers besides the feed-forward are too large by themselves.
+    Parameters grow by the same number with every hidden unit. ValueError where no width is within that share of the
+    target: the layers besides the feed-forward are too large by themselves, or there is no feed-forward.
     """
-    low, high = 1, 2
-    while parameters_at(make, high) < target:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if parameters_at(make, middle) <= target else (low, middle)
-    best = min((low, high), key=lambda hidden: abs(parameters_at(make, hidden) - target))
+    first, second = (parameters_at(make, hidden) for hidden in (1, 2))
+    if second == first:
+        raise ValueError("the hidden width changes no parameter: there is no feed-forward to match by")
+    best = max(1, 1 + round((target - first) / (second - first)))
     found = parameters_at(make, best)
     if abs(found - target) > within * target:
         raise ValueError(f"no hidden width gives {target} parameters within {within:.0%}: {best} gives {found}")

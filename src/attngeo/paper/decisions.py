@@ -685,7 +685,14 @@ def predictions(frame: "pd.DataFrame") -> Finding:
     """
     found = one_each(rows(frame, "prediction_met"), "prediction")
     parts = {name: part(row["value"] == 1, row["value"] == -1) for name, row in found.items()}
-    return tally(parts, f"{_holding(parts)} of {len(parts)} predictions met")
+    words = {1: "met", 0: "open", -1: "contradicted"}
+    numbers: dict[str, Number] = {
+        name: f"{words.get(int(row['value']), '?')} ({row['finding']})"
+        if row.get("finding")
+        else words[int(row["value"])]
+        for name, row in found.items()
+    }
+    return tally(parts, f"{_holding(parts)} of {len(parts)} predictions met", numbers)
 
 
 @decision

@@ -45,6 +45,10 @@ class Preset(Protocol):
     @property
     def decoder_models(self) -> Sequence[AnalysedModel]: ...
     @property
+    def fiber_task_runs(self) -> Mapping[str, object]: ...
+    @property
+    def rank_collapse_seeds(self) -> Sequence[int]: ...
+    @property
     def figures(self) -> Sequence[str]: ...
 
 
@@ -81,6 +85,9 @@ ATTENTION_MAPS = ("analyses/attention_maps.json", "analyses/attention_maps.npz")
 RUN_WALKS = "analyses/connection_walk_runs.json"
 VARIATIONAL = "analyses/variational.json"
 OWN_TRAJECTORIES = "analyses/own_trajectories.json"
+FIBER_STEP_TIMES = "analyses/fiber_step_times.json"
+FIBER_BUNDLE = "analyses/fiber_bundle.json"
+PREDICTIONS = "analyses/predictions.json"
 OPERATOR_BENCHMARK = "benchmarks/operators.json"
 SOLVER_BENCHMARK = "benchmarks/solver.json"
 EDGE_BENCHMARK = "benchmarks/edge.json"
@@ -113,6 +120,16 @@ def trajectory_files(preset: Preset) -> list[str]:
     return [*(f"analyses/trajectories/{model.id}.json" for model in models), *own]
 
 
+def fiber_task_files(preset: Preset) -> list[str]:
+    """Record files of the trainings on every task with every seed."""
+    return [f"analyses/fiber_tasks/{name}.json" for name in preset.fiber_task_runs]
+
+
+def rank_collapse_files(preset: Preset) -> list[str]:
+    """Record files of rank collapse, one a seed."""
+    return [f"analyses/rank_collapse/s{seed}.json" for seed in preset.rank_collapse_seeds]
+
+
 def run_files(preset: Preset, target: str, names: tuple[str, ...]) -> list[str]:
     """The named files of every run that feeds the target."""
     return [f"runs/{run.run_id}/{name}" for run in preset.runs if target in run.feeds for name in names]
@@ -129,7 +146,9 @@ def ledger_files(preset: Preset) -> list[str]:
     finals = [f"runs/{run.run_id}/final.json" for run in counted]
     figures = [path for name in preset.figures for path in FIGURES[name].inputs(preset)]
     records = [path for path in figures if path.startswith(("analyses/", "benchmarks/")) and path.endswith(".json")]
-    return list(dict.fromkeys([*finals, *connection_walk_files(preset), *records]))
+    fiber = [*fiber_task_files(preset), *rank_collapse_files(preset)]
+    fiber += [FIBER_BUNDLE, PREDICTIONS] if fiber else []
+    return list(dict.fromkeys([*finals, *connection_walk_files(preset), *fiber, *records]))
 
 
 def _fig2_inputs(preset: Preset) -> list[str]:
@@ -178,6 +197,11 @@ def _edge_inputs(preset: Preset) -> list[str]:
 
 def _tuning_inputs(preset: Preset) -> list[str]:
     return run_files(preset, "tuning", ("final.json",))
+
+
+def _task_table_inputs(preset: Preset) -> list[str]:
+    files = fiber_task_files(preset)
+    return [*files, FIBER_BUNDLE] if files else []
 
 
 def _token_inputs(preset: Preset) -> list[str]:
@@ -264,6 +288,20 @@ FIGURES: dict[str, Target] = {
         _figure(12, "fig12_score_rank", "Rank of scores against head dimension", ("P4.a",), _score_rank_inputs),
         _figure(13, "fig13_metric_costs", "What metrics cost, alone and in a block", ("P4.b",), _metric_cost_inputs),
         _figure(
+            14,
+            "fig14_rank_collapse",
+            "Rank collapse by depth: metric, wiring, training",
+            ("P4.e",),
+            rank_collapse_files,
+        ),
+        _figure(
+            15,
+            "fig15_curvature_torsion",
+            "Curvature and torsion through depth and training",
+            ("P4.c", "P4.d"),
+            fiber_task_files,
+        ),
+        _figure(
             16,
             "fig16_variational",
             "The attention flow against its variational problem",
@@ -336,6 +374,13 @@ TABLES: dict[str, Target] = {
             "Exactness of the connection walk",
             ("P3.a", "P3.b", "P3.c"),
             walk_files,
+        ),
+        _table(
+            8,
+            "tab08_fiber_bundle",
+            "Fiber Bundle Transformer against matched baselines",
+            ("P4.c", "P4.d", "P4.e"),
+            _task_table_inputs,
         ),
         _table(9, "tab09_ledger", "The ledger of claims", (), ledger_files, ("claims.yaml",)),
         # Without a number: no table of the papers' is of these kinds.

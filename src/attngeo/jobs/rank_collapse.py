@@ -1,0 +1,125 @@
+"""Job: rank collapse of every metric and wiring, at initialisation and trained."""
+
+import shutil
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from attngeo.config import Preset
+from attngeo.fiber_bundle import tasks
+from attngeo.fiber_bundle.rank_collapse import RESIDUAL_FLOOR, by_depth, cubic_bound
+from attngeo.fiber_bundle.tasks import Shape
+from attngeo.fiber_bundle.training import Trained, train
+from attngeo.jobs.analysis import keep
+from attngeo.models.fiber_bundle import Wiring
+
+WIRINGS: tuple[Wiring, ...] = ("pure", "skip", "skip_mlp")
+MEASURED_SEQUENCES = 8
+
+
+def rank_collapse(preset: Preset, seed: int, code_digest: str, *, threads: int) -> list[str]:
+    """Write analyses/rank_collapse/s<seed>.json: every metric and wiring at initialisation and trained, by depth."""
+    import pandas as pd
+
+    started = time.monotonic()
+    settings = preset.fiber_bundle_settings.collapse
+    shape = Shape(settings.dim, settings.depth, settings.heads, settings.rank, settings.length, settings.symbols)
+    scratch = preset.results / ".scratch" / f"rank-collapse-s{seed}-{code_digest}"
+    rows: list[dict[str, Any]] = []
+    lines = []
+    for wiring in WIRINGS:
+        task = tasks.sort_in_place(shape, wiring)
+        inputs = task.held_out(MEASURED_SEQUENCES)[0]
+        for form in settings.forms:
+            trained = train(
+                partial(tasks.build, task, form),
+                task,
+                settings.recipe,
+                seed=seed,
+                scratch=scratch / f"{form}-{wiring}",
+                identity={"digest": code_digest, "form": form, "wiring": wiring},
+                threads=threads,
+                watch=lambda live, step, inputs=inputs: by_depth(live, inputs),  # type: ignore[misc]
+            )
+            labels = {"form": form, "wiring": wiring, "seed": seed}
+            found = [labels | row for row in _by_phase(trained)]
+            rows += found
+            rows.append(
+                labels
+                | {
+                    "metric": "task_loss",
+                    "phase": "trained",
+                    "value": trained.loss,
+                    "unit": "nats",
+                    "n": trained.tested,
+                }
+            )
+            lines.append(f"{wiring}, {form}: {_last_residuals(found)}; {trained.loss:.3f} nats")
+    frame = pd.DataFrame([*rows, *_bound(rows, settings.depth, seed), *_last_layers(rows, settings.depth)])
+    keep(
+        preset,
+        frame,
+        preset.results / "analyses" / "rank_collapse" / f"s{seed}.json",
+        experiment="Fiber bundle",
+        name=f"rank collapse, seed {seed}",
+        code_digest=code_digest,
+        params=settings.model_dump(mode="json") | {"seed": seed},
+        metrics={
+            f"residual {row['wiring']} {row['form']} {row['phase']}": row["value"]
+            for row in rows
+            if row["metric"] == "relative_residual" and row["depth"] == settings.depth
+        },
+        started=started,
+    )
+    shutil.rmtree(scratch, ignore_errors=True)
+    return lines
+
+
+def _by_phase(trained: Trained) -> list[dict[str, Any]]:
+    """What was watched before the first step and after the last, labelled by phase instead of step."""
+    last = max(row["step"] for row in trained.watched)
+    found = []
+    for row in trained.watched:
+        if row["step"] in (0, last):
+            found.append(
+                {k: v for k, v in row.items() if k != "step"} | {"phase": "trained" if row["step"] else "init"}
+            )
+    return found
+
+
+def _last_layers(rows: Iterable[dict[str, Any]], depth: int) -> list[dict[str, Any]]:
+    """Metric `last_layer_relative_residual` of stacks of attention alone: rounding counts as `RESIDUAL_FLOOR`."""
+    return [
+        {**row, "metric": "last_layer_relative_residual", "value": max(row["value"], RESIDUAL_FLOOR)}
+        for row in rows
+        if row["metric"] == "relative_residual" and row["depth"] == depth and row["wiring"] == "pure"
+    ]
+
+
+def _bound(rows: Iterable[dict[str, Any]], depth: int, seed: int) -> list[dict[str, Any]]:
+    """The doubly exponential law through the first layer of the pure stack of dot products at initialisation."""
+    labels = {"form": "dot", "wiring": "pure", "phase": "init", "metric": "relative_residual"}
+    measured = [row for row in rows if all(row.get(name) == value for name, value in labels.items())]
+    residuals = [row["value"] for row in sorted(measured, key=lambda row: row["depth"])]
+    if len(residuals) < 2:
+        return []
+    return [
+        {
+            **labels,
+            "metric": "cubic_bound",
+            "form": "bound",
+            "seed": seed,
+            "depth": place,
+            "value": value,
+            "n": 1,
+            "origin": "derived",
+        }
+        for place, value in enumerate(cubic_bound(residuals, depth))
+    ]
+
+
+def _last_residuals(rows: list[dict[str, Any]]) -> str:
+    residuals = [row for row in rows if row["metric"] == "relative_residual"]
+    deepest = max(row["depth"] for row in residuals)
+    return ", ".join(f"{row['phase']} {row['value']:.1e}" for row in residuals if row["depth"] == deepest)

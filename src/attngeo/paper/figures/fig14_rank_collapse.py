@@ -1,0 +1,94 @@
+"""Figure 14: whether tokens become the same with depth, by metric, wiring and training."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attngeo.paper import records
+from attngeo.paper.render import Drawn
+from attngeo.paper.results import (
+    count_non_finite,
+    listed,
+    non_finite_sentence,
+    preset_name,
+    require_inputs,
+    rows_of,
+    span,
+    summarise,
+)
+from attngeo.paper.style import Series, legend_below, new_figure, panel_title, series_for, share_scale, styled
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+FORMS = {
+    "dot": Series("dot product", "#000000", "o", "-"),
+    "euclidean": Series("Euclidean distance", "#0B4F9E", "s", (0, (4, 1.5))),
+    "constant": Series("constant metric", "#E6B800", "v", (0, (1, 1.2))),
+    "heterogeneous": Series("metric for each token", "#D55E00", "^", "-"),
+    "bound": Series("$r \\to c\\,r^3$", "#9C9C9C", "none", (0, (1, 1.2))),
+}
+WIRINGS = {"pure": "attention alone", "skip": "with skips", "skip_mlp": "skips and MLP"}
+ROWS = (
+    ("relative_residual", "init", "residual, initial"),
+    ("relative_residual", "trained", "residual, trained"),
+    ("effective_rank", "trained", "rank, trained"),
+)
+LOWEST = 1e-17  # of what is drawn: below it lies the bound alone
+KEYS = ["metric", "wiring", "phase", "form", "depth"]
+
+
+@styled
+def draw(inputs: Sequence[Path]) -> Drawn:
+    """Draw analyses/rank_collapse/s*.json: a column a wiring, a line a metric, means and range over seeds."""
+    import pandas as pd
+
+    require_inputs(inputs, "fig14", "file")
+    frames = [records.read(path) for path in inputs]
+    frame = pd.concat(frames, ignore_index=True)
+    shown = frame[frame["metric"].isin(["relative_residual", "effective_rank", "cubic_bound"])]
+    figure, axes = new_figure(len(ROWS), len(WIRINGS), height_to_width=0.9)
+    for row, (metric, phase, title) in enumerate(ROWS):
+        for column, (wiring, words) in enumerate(WIRINGS.items()):
+            axis = axes[row][column]
+            chosen = shown[(shown["metric"] == metric) & (shown["phase"] == phase)]
+            if metric == "relative_residual" and phase == "init":
+                chosen = pd.concat([chosen, shown[shown["metric"] == "cubic_bound"]])
+            _draw_panel(axis, chosen[chosen["wiring"] == wiring])
+            if metric == "relative_residual":
+                axis.set_yscale("log")
+                axis.set_ylim(LOWEST, 3)
+            axis.set_xlabel("layer" if row == len(ROWS) - 1 else "")
+            axis.set_ylabel(title if column == 0 else "")
+            panel_title(axis, row * len(WIRINGS) + column, words, columns=3)
+        if metric == "effective_rank":
+            share_scale(axes[row])
+    legend_below(figure, [axis for line in axes for axis in line], columns=3)
+    data = summarise(shown, KEYS, "value").rename(columns={"mean": "value", "std": "spread"})
+    settings = frames[0].attrs["provenance"].get("settings", {})
+    devices = listed(one.attrs["provenance"].get("device", "unknown device") for one in frames)
+    caption = (
+        "Tokens by depth in stacks of one kind of attention (columns: attention alone; with skips; with skips and "
+        "MLP). Top: ||X - 1 mean|| / ||X|| at initialisation; middle: after training to sort (every token has to name "
+        "the symbol that belongs to its place); bottom: effective rank, exp of the entropy of the singular values, "
+        "after training. Dotted: the doubly exponential law of Dong et al. for attention alone, r to c r^3, with c "
+        "from the first layer of dot products (their own constant bounds nothing at this size). Norms stand before "
+        f"every layer; only stacks with MLP are matched in parameters. Float64; lines are means over seeds (n = "
+        f"{span(data['n'])}), bands the range. Depth {settings.get('depth', '?')}, width {settings.get('dim', '?')}, "
+        f"{settings.get('length', '?')} tokens, {settings.get('steps', '?')} steps. Preset {preset_name(inputs)} on "
+        f"{devices}." + non_finite_sentence(count_non_finite(shown["value"]))
+    )
+    return Drawn(figure, data, caption)
+
+
+def _draw_panel(axis: "Axes", points: "pd.DataFrame") -> None:
+    for form, series in series_for(points["form"], FORMS).items():
+        of_form = points[points["form"] == form]
+        spread = of_form.groupby("depth")["value"].agg(["mean", "min", "max"]).reset_index()
+        lines = rows_of(spread)
+        depths = [line["depth"] for line in lines]
+        axis.plot(depths, [max(line["mean"], LOWEST) for line in lines], **series.line(markersize=2.4))
+        if of_form["seed"].nunique() > 1:
+            low, high = ([max(line[end], LOWEST) for line in lines] for end in ("min", "max"))
+            axis.fill_between(depths, low, high, color=series.color, alpha=0.15, linewidth=0)

@@ -1,0 +1,84 @@
+rule fiber_step_times:
+    input:
+        ancient(TRACKING),
+        fiber_images(),
+        code=stamp("fiber_step_times"),
+    output:
+        f"{RESULTS}/analyses/fiber_step_times.json",
+    log:
+        f"{LOGS}/fiber_step_times.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("benchmark").threads
+    resources:
+        **needs("benchmark"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo benchmark fiber-steps --preset {params.preset} --stamp {input.code} > {log} 2>&1"
+
+
+rule fiber_task:
+    input:
+        ancient(TRACKING),
+        fiber_images(),
+        # Measured once: a later measurement must not train everything again.
+        ancient(f"{RESULTS}/analyses/fiber_step_times.json"),
+        code=stamp("fiber_tasks/{task}"),
+    output:
+        f"{RESULTS}/analyses/fiber_tasks/{{task}}.json",
+    log:
+        f"{LOGS}/fiber_tasks/{{task}}.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("train").threads
+    resources:
+        **needs("train"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo analyze fiber-task {wildcards.task} --preset {params.preset} --stamp {input.code}"
+        " --threads {threads} > {log} 2>&1"
+
+
+rule rank_collapse:
+    input:
+        ancient(TRACKING),
+        code=stamp("rank_collapse/s{seed}"),
+    output:
+        f"{RESULTS}/analyses/rank_collapse/s{{seed}}.json",
+    log:
+        f"{LOGS}/rank_collapse/s{{seed}}.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("train").threads
+    resources:
+        **needs("train"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo analyze rank-collapse {wildcards.seed} --preset {params.preset} --stamp {input.code}"
+        " --threads {threads} > {log} 2>&1"
+
+
+rule fiber_bundle:
+    input:
+        ancient(TRACKING),
+        [f"{RESULTS}/{path}" for path in fiber_task_files(PRESET)],
+        [f"{RESULTS}/{path}" for path in rank_collapse_files(PRESET)],
+        code=stamp("fiber_bundle"),
+    output:
+        f"{RESULTS}/analyses/fiber_bundle.json",
+        f"{RESULTS}/analyses/predictions.json",
+    log:
+        f"{LOGS}/fiber_bundle.log",
+    conda:
+        "../../environment.yml"
+    threads: asked("analyze").threads
+    resources:
+        **needs("analyze"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo analyze fiber-bundle --preset {params.preset} --stamp {input.code}"
+        " --threads {threads} > {log} 2>&1"
