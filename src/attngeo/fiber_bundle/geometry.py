@@ -6,7 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from attngeo.evaluation.layer_inputs import layer_inputs
+from attngeo.layers.connection import Connection, curvature, sample_triangles, torsion
 from attngeo.layers.riemannian import RiemannianAttention
+from attngeo.layers.token_metric import TokenMetric
+from attngeo.training.seeding import generator
+
+TRIANGLES = 32  # sampled in every sequence
 
 
 def heterogeneity(metrics: Tensor) -> Tensor:
@@ -22,24 +27,52 @@ def dense_metrics(diagonal: Tensor, factor: Tensor) -> Tensor:
     return torch.diag_embed(diagonal) + factor @ factor.mT
 
 
-def measure(model: nn.Module, inputs: Tensor) -> list[dict[str, Any]]:
+def measure(model: nn.Module, inputs: Tensor, *, seed: int = 0) -> list[dict[str, Any]]:
     """Rows by `layer` (from 0) of every attention layer with a metric for each token, on a batch of inputs.
 
-    Metrics `metric_heterogeneity` and `metric_condition_p99`: the 99th percentile over tokens of the ratio of a
-    metric's largest to its smallest eigenvalue.
+    `metric_heterogeneity`; `metric_condition_p99`, the 99th percentile over tokens of a metric's condition number;
+    `curvature_proxy`, with the control "flat", the same metrics without their low-rank part; and, of layers with a
+    learned connection, `torsion_proxy` on random unit vectors, with the control "symmetric", the same connection with
+    one factor for both arguments. Triangles and vectors are those of `seed`, always the same.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, RiemannianAttention)]
-    layers = [layer for layer in layers if hasattr(layer, "token_metric")]
+    layers = [layer for layer in layers if isinstance(layer.token_metric, TokenMetric)]
     rows: list[dict[str, Any]] = []
     for number, (layer, x, *_) in enumerate(layer_inputs(model, layers, inputs)):
         with torch.inference_mode():
-            metrics = dense_metrics(*layer.token_metric(x))
-        count = metrics.shape[0] * metrics.shape[1]
-        eigenvalues = torch.linalg.eigvalsh(metrics)
-        condition = (eigenvalues[..., -1] / eigenvalues[..., 0]).flatten()
-        for metric, control, value, n in (
-            ("metric_heterogeneity", "none", heterogeneity(metrics).mean(), count),
-            ("metric_condition_p99", "none", condition.quantile(0.99), count),
-        ):
-            rows.append({"metric": metric, "control": control, "layer": number, "value": value.item(), "n": n})
+            diagonal, factor = layer.token_metric(x)
+            found = [*_of_metrics(diagonal, factor, seed), *_of_connection(layer.connection, x, seed)]
+        for metric, control, value, n in found:
+            rows.append({"metric": metric, "control": control, "layer": number, "value": value, "n": n})
     return rows
+
+
+def _of_metrics(diagonal: Tensor, factor: Tensor, seed: int) -> list[tuple[str, str, float, int]]:
+    metrics = dense_metrics(diagonal, factor)
+    eigenvalues = torch.linalg.eigvalsh(metrics)
+    condition = (eigenvalues[..., -1] / eigenvalues[..., 0]).flatten()
+    tokens = len(condition)
+    triangles = sample_triangles(diagonal.shape[1], TRIANGLES, generator(seed, "triangles"))
+    sampled = TRIANGLES * len(diagonal)
+    return [
+        ("metric_heterogeneity", "none", heterogeneity(metrics).mean().item(), tokens),
+        ("metric_condition_p99", "none", condition.quantile(0.99).item(), tokens),
+        ("curvature_proxy", "none", curvature(diagonal, factor, triangles).item(), sampled),
+        ("curvature_proxy", "flat", curvature(diagonal, torch.zeros_like(factor), triangles).item(), sampled),
+    ]
+
+
+def _of_connection(connection: Connection | None, x: Tensor, seed: int) -> list[tuple[str, str, float, int]]:
+    if connection is None:
+        return []
+    outward, left, right = (part.double() for part in connection(x))
+    draw = generator(seed, "directions of torsion")
+    u, v = (
+        nn.functional.normalize(torch.randn(left.shape[:-1], generator=draw, dtype=torch.float64), dim=-1)
+        for _ in range(2)
+    )
+    count = u.shape[0] * u.shape[1]
+    return [
+        ("torsion_proxy", "none", torsion(outward, left, right, u, v).item(), count),
+        ("torsion_proxy", "symmetric", torsion(outward, left, left, u, v).item(), count),
+    ]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 MET, OPEN, CONTRADICTED = 1.0, 0.0, -1.0
 MOST_RUNS = 0.8
 GROWS = 2.0  # the end is at least so many times the start
+TORSION = 1e-2
+NO_TORSION = 1e-3
 FLAT = 1e-6  # what a control that must vanish may be
 WELL_CONDITIONED = 1e4
 KEEPS_RANK = 10.0
@@ -77,6 +79,18 @@ def _grows(metric: str, control: str | None) -> Callable[[Evidence], Judged]:
         return _share(holds, [ratio <= 1 for ratio in ratios], finding, "runs")
 
     return rule
+
+
+def _torsion_grows(evidence: Evidence) -> Judged:
+    """Mean over layers at the end of each run, against bounds: the connection starts at exactly 0."""
+    found = _rows(evidence.tasks, "torsion_proxy", model=SUBJECT, budget="steps")
+    symmetric = float(_rows(found, "torsion_proxy", control="symmetric")["value"].abs().max())
+    ends = []
+    for _, run in _rows(found, "torsion_proxy", control="none").groupby(["task", "seed"], sort=True):
+        ends.append(float(run[run["step"] == run["step"].max()]["value"].mean()))
+    finding = f"at the end {_span(ends)}, control {symmetric:.1e}"
+    holds = [end >= TORSION and symmetric < FLAT for end in ends]
+    return _share(holds, [end < NO_TORSION for end in ends], finding, "runs")
 
 
 def _well_conditioned(evidence: Evidence) -> Judged:
@@ -151,7 +165,7 @@ def _span(values: list[float]) -> str:
 PREDICTIONS: dict[str, Callable[[Evidence], Judged]] = {
     "metrics_differ": _grows("metric_heterogeneity", None),
     "curvature_grows": _grows("curvature_proxy", "flat"),
-    "torsion_grows": _grows("torsion_proxy", "symmetric"),
+    "torsion_grows": _torsion_grows,
     "well_conditioned": _well_conditioned,
     "better_at_equal_parameters": _lower_loss("dot"),
     "not_more_heads": _lower_loss("more_heads"),

@@ -84,11 +84,19 @@ class Sequences:
     make: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
     causal: bool = True
     wiring: Wiring = "skip_mlp"
+    rotary: bool = True
 
     def model(self, variant: str, hidden: int | None) -> nn.Module:
         """A decoder, or an encoder where the task is not causal."""
         return _token_transformer(
-            self.shape, variant, hidden, self.vocabulary, self.context, causal=self.causal, wiring=self.wiring
+            self.shape,
+            variant,
+            hidden,
+            self.vocabulary,
+            self.context,
+            causal=self.causal,
+            wiring=self.wiring,
+            rotary=self.rotary,
         )
 
     def batch(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -111,13 +119,18 @@ def sort(shape: Shape) -> Sequences:
 
 
 def sort_in_place(shape: Shape, wiring: Wiring = "skip_mlp") -> Sequences:
-    """For an encoder: the n-th output is the n-th smallest symbol, so that every token has to keep something."""
+    """For an encoder: the n-th output is the n-th smallest symbol, so that every token has to keep something.
+
+    Without rotary positions, which make the attention of equal tokens differ and are in no bound on their collapse.
+    """
 
     def make(count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         symbols = torch.randint(shape.symbols, (count, shape.length), generator=draw)
         return symbols, symbols.sort(dim=1).values
 
-    return Sequences("sort_in_place", shape, shape.symbols, shape.length, make, causal=False, wiring=wiring)
+    return Sequences(
+        "sort_in_place", shape, shape.symbols, shape.length, make, causal=False, wiring=wiring, rotary=False
+    )
 
 
 def recall(shape: Shape) -> Sequences:
@@ -233,6 +246,7 @@ def _token_transformer(
     *,
     causal: bool,
     wiring: Wiring = "skip_mlp",
+    rotary: bool = True,
 ) -> nn.Module:
     return TokenTransformer(
         variant,
@@ -244,5 +258,6 @@ def _token_transformer(
         hidden=hidden,
         causal=causal,
         wiring=wiring,
+        options={"rotary": rotary},
         rank=shape.rank,
     )

@@ -76,7 +76,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     formats = {
         "params (k)": ".1f",
         "MACs (M)": ".2f",
-        "steps": ",",
+        "steps": ",.0f",
         "time (s)": ".0f",
         "accuracy (%)": ".1f",
         "loss (nats)": ".4f",
@@ -104,4 +104,4 @@ def _compared(differences: "pd.DataFrame", key: tuple[str, str, str]) -> dict[st
     if not len(chosen):
         return {"fiber minus": None, "±": None, "p": None}
     row = rows_of(chosen)[0]
-    return {"fiber minus": row["value"], "±": row["spread"], "p": row["p_adjusted"]}
+    return {"fiber minus": row["value"], "±": row["spread"], "p": row.get("p_adjusted")}
