@@ -193,3 +193,9 @@ METRIC_ATTENTION_PEAK_INPUTS = 16.0
 METRIC_ATTENTION_PEAK_RATIO = 5.0
 # Products of three rotations, each from a singular value decomposition of a matrix with condition up to 1e4, float64.
 FLAT_HOLONOMY = 1e-10
+# What a later token may change in an output through a causal mask: sums in blocks of another split, float64.
+LATER_TOKENS_FLOAT64 = 1e-12
+# Residuals and ranks of small known matrices, float64.
+KNOWN_MATRIX_FLOAT64 = 1e-12
+# P4.c: the ledger's bound on gradients against finite differences.
+GRADIENT_RELATIVE = 1e-4

@@ -68,6 +68,8 @@ class Preset:
     language_models: tuple[Model, ...] = ()
     decoder_models: tuple[Model, ...] = ()
     vision_models: tuple[Model, ...] = ()
+    fiber_task_runs: Mapping[str, object] = field(default_factory=dict)
+    rank_collapse_seeds: tuple[int, ...] = ()
     figures: tuple[str, ...] = tuple(FIGURES)
 
 
@@ -801,6 +803,76 @@ def _variational_row(
     }
 
 
+def write_fiber_tasks(folder: Path, *, seeds: int = 5, nan: bool = False) -> list[Path]:
+    """Record files of two invented tasks, a file a task and seed: losses, costs and geometry."""
+    paths = []
+    for task in ("recall", "characters"):
+        for seed in range(seeds):
+            rows: list[dict[str, object]] = []
+            for place, model in enumerate(("dot", "more_heads", "constant", "fiber")):
+                for budget in ("steps", "time") if model == "fiber" else ("steps",):
+                    labels = {"task": task, "model": model, "budget": budget, "seed": seed, "n": 100}
+                    loss = math.nan if nan and model == "constant" else 1.0 - 0.1 * place + 0.01 * seed
+                    costs = {"parameters": 1e5 + place, "gmac": 0.01, "steps": 900.0, "processor_time": 30.0}
+                    finished = "training_finished" if model == "fiber" else "baseline_finished"
+                    numbers = {"task_loss": loss, "task_accuracy": 60.0, finished: 1.0, **costs}
+                    rows += [labels | {"metric": metric, "value": value} for metric, value in numbers.items()]
+            shared = {"task": task, "model": "fiber", "budget": "steps", "seed": seed, "n": 10}
+            for metric, control in (("curvature_proxy", "flat"), ("torsion_proxy", "symmetric")):
+                for step in (0, 450, 900):
+                    for layer in range(3):
+                        at = shared | {"metric": metric, "step": step, "layer": layer}
+                        rows.append(at | {"control": "none", "value": 0.1 + step / 900 + 0.01 * layer})
+                        rows.append(at | {"control": control, "value": 0.0})
+            paths.append(folder / "analyses" / "fiber_tasks" / f"{task}-s{seed}.json")
+            provenance = {"device": DEVICE, "settings": {}}
+            records.write(paths[-1], records.from_frame(pd.DataFrame(rows), provenance=provenance, source="invented"))
+    return paths
+
+
+def write_fiber_bundle(folder: Path) -> list[Path]:
+    """What invented trainings say together: differences, gradients and two predictions."""
+    difference = {"metric": "loss_difference", "budget": "steps", "value": -0.1, "n": 5, "p": 0.01, "p_adjusted": 0.02}
+    half = {"spread": 0.01, "spread_kind": "half-width of the 95 % Student interval over seeds"}
+    rows = [difference | half | {"task": task, "against": "dot"} for task in ("recall", "characters")]
+    gradients = [{"metric": "gradient_error", "part": "decoder", "value": 1e-7, "n": 8}]
+    judged = [
+        {"metric": "prediction_met", "prediction": name, "value": value, "n": 5, "finding": "invented"}
+        for name, value in (("first", 1.0), ("second", -1.0))
+    ]
+    paths = []
+    for name, found in (("fiber_bundle", rows + gradients), ("predictions", judged)):
+        paths.append(folder / "analyses" / f"{name}.json")
+        provenance = {"device": DEVICE, "settings": {}}
+        records.write(paths[-1], records.from_frame(pd.DataFrame(found), provenance=provenance, source="invented"))
+    return paths
+
+
+def write_rank_collapse(folder: Path, *, seeds: int = 5, nan: bool = False) -> list[Path]:
+    """Invented residuals and ranks by depth, a file a seed."""
+    paths = []
+    for seed in range(seeds):
+        rows: list[dict[str, object]] = []
+        for wiring in ("pure", "skip", "skip_mlp"):
+            for form in ("dot", "euclidean", "constant", "heterogeneous"):
+                for phase in ("init", "trained"):
+                    shared = {"wiring": wiring, "form": form, "phase": phase, "seed": seed, "n": 8}
+                    for depth in range(5):
+                        residual = 10.0 ** (-depth) if wiring == "pure" else 0.7
+                        value = math.nan if nan and form == "constant" and depth == 3 else residual
+                        rows.append(shared | {"metric": "relative_residual", "depth": depth, "value": value})
+                        rows.append(shared | {"metric": "effective_rank", "depth": depth, "value": 1 + residual})
+                    if wiring == "pure":
+                        rows.append(shared | {"metric": "last_layer_relative_residual", "depth": 4, "value": 1e-4})
+        bound = {"metric": "cubic_bound", "wiring": "pure", "form": "bound", "phase": "init", "seed": seed, "n": 1}
+        rows += [bound | {"depth": depth, "value": 10.0 ** (-(3**depth))} for depth in range(5)]
+        paths.append(folder / "analyses" / "rank_collapse" / f"s{seed}.json")
+        settings = {"depth": 4, "dim": 8, "length": 5, "steps": 10}
+        provenance = {"device": DEVICE, "settings": settings}
+        records.write(paths[-1], records.from_frame(pd.DataFrame(rows), provenance=provenance, source="invented"))
+    return paths
+
+
 def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[Path]]:
     """Results that every target can be made of, by target."""
     runs = write_runs(folder, nan_run=nan_run)
@@ -816,6 +888,8 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
     paths = [write_trajectories(folder, model, nan=nan_run) for model in ("invented-encoder", "invented-decoder@4bit")]
     paths.append(write_trajectories(folder, "invented-run", run=("invented-a", "softmax")))
     distance, maps = write_attention_distance(folder, nan=nan_run), write_attention_maps(folder)
+    fiber, collapse = write_fiber_tasks(folder, nan=nan_run), write_rank_collapse(folder, nan=nan_run)
+    together = write_fiber_bundle(folder)
     return {
         "fig1": [distance],
         "fig2": runs,
@@ -832,6 +906,9 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
         "fig11": [*walks, *decoders],
         "fig12": [score_rank],
         "fig13": [costs],
+        "fig14": collapse,
+        "fig15": fiber,
+        "tab8": [*fiber, together[0]],
         "fig16": [variational],
         "fig17": paths,
         "edge": [write_edge(folder)],

@@ -139,6 +139,8 @@ def _recall_gains_most(evidence: Evidence) -> Judged:
 
 def _rank_survives_training(evidence: Evidence) -> Judged:
     found = _rows(evidence.collapse, "last_layer_relative_residual", phase="trained")
+    if not len(found):
+        return Judged(OPEN, 0, "not measured")
     table = found.pivot_table(index="seed", columns="form", values="value").clip(lower=RESIDUAL_FLOOR)
     if not {"heterogeneous", "dot"} <= set(table):
         return Judged(OPEN, 0, "not measured")

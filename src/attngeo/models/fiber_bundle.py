@@ -180,7 +180,8 @@ class FiberViT(nn.Module):
     """Plain vision transformer with 2-D rotary positions and average pooling, behind timm's model interface.
 
     The patch embedding is a convolution one pixel wider than its stride, so that padding is even and any height and
-    width from 1 px are accepted. UserError for an unknown variant, wiring or option.
+    width from 1 px are accepted. `form` is one of `VARIANTS` (timm keeps that
+    word to itself). UserError for an unknown one, and for an unknown wiring or option.
     """
 
     pretrained_cfg: dict[str, Any]  # timm's, set by its builder
@@ -188,7 +189,7 @@ class FiberViT(nn.Module):
     def __init__(
         self,
         size: ViTSize,
-        variant: str = "fiber",
+        form: str = "fiber",
         *,
         num_classes: int = 1000,
         in_chans: int = 3,
@@ -201,7 +202,7 @@ class FiberViT(nn.Module):
         self.img_size = size.image_size if img_size is None else img_size
         self.num_features = self.head_hidden_size = size.dim
         self.patch_embed = PatchEmbed(in_chans, size.dim, size.patch + 1, size.patch)
-        self.trunk = Trunk(variant, size.dim, size.depth, size.heads, **trunk)
+        self.trunk = Trunk(form, size.dim, size.depth, size.heads, **trunk)
         self.reset_classifier(num_classes, global_pool)
 
     def forward_features(self, x: Tensor) -> Tensor:

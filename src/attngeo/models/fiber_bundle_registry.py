@@ -47,7 +47,7 @@ def _register(size: str) -> None:
         return model
 
     create.__name__ = create.__qualname__ = name
-    create.__doc__ = f"Plain vision transformer of size {size}; `variant` names its attention and feed-forward."
+    create.__doc__ = f"Plain vision transformer of size {size}; `form` names its attention and feed-forward."
     globals()[name] = register_model(create)
 
 
