@@ -10,6 +10,8 @@ SCHEDULE_RELATIVE = 1e-12
 AVERAGE_RELATIVE = 1e-5
 # Sphere functions in float64 on unit-size data: a few roundings of each of D <= 13 terms.
 SPHERE_ROUNDING = 1e-13
+# A central difference quotient of step 1e-6 of a smooth function of size one: rounding over the step, 1e-10.
+DIFFERENCE_QUOTIENT = 1e-8
 # Logarithm and transport between points 1e-6 from antipodal: their direction is conditioned as rounding / 1e-6.
 SPHERE_NEAR_ANTIPODES = 1e-8
 # Attention velocity against the derivative of the energy by automatic differentiation, both float64.

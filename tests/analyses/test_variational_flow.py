@@ -47,6 +47,7 @@ from attngeo.variational.lagrangian import (
 )
 from attngeo.variational.sphere import distance, exponential, random_points, tangent_projection
 from tests.tolerances import (
+    DIFFERENCE_QUOTIENT,
     ENERGY_GRADIENT_ROUNDING,
     FITTED_ORDER,
     FLOW_PEAK_PAIRS,
@@ -89,6 +90,33 @@ def test_multi_head_attention_is_the_sum_of_its_heads_and_of_its_definition(norm
     torch.testing.assert_close(found, expected, atol=SPHERE_ROUNDING, rtol=SPHERE_ROUNDING)
     single = [attention_output(x, beta, query[h], key[h], value[h], normalised=normalised) for h in range(3)]
     torch.testing.assert_close(torch.stack(single).sum(dim=0), expected, atol=SPHERE_ROUNDING, rtol=SPHERE_ROUNDING)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_attention_has_exact_derivatives_by_every_way_of_differentiating(normalised: bool) -> None:
+    x, direction = _tokens(4, 3), _tokens(4, 3, 1)
+    maps = torch.randn(3, 2, 3, 3, generator=generator(0, "test maps"), dtype=torch.float64)
+
+    def output(y: Tensor, query: Tensor) -> Tensor:
+        return attention_output(y, 1.3, query, maps[1], maps[2], normalised=normalised)
+
+    variables = (x.clone().requires_grad_(), maps[0].clone().requires_grad_())
+    assert torch.autograd.gradcheck(output, variables, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(output, variables)
+    small = 1e-6
+    expected = (output(x + small * direction, maps[0]) - output(x - small * direction, maps[0])) / (2 * small)
+    found = torch.func.jvp(lambda y: output(y, maps[0]), (x,), (direction,))[1]
+    torch.testing.assert_close(found, expected, atol=DIFFERENCE_QUOTIENT, rtol=0)
+    batch = torch.stack([x, direction])
+    mapped = torch.func.vmap(lambda y: output(y, maps[0]))(batch)
+    torch.testing.assert_close(mapped, output(batch, maps[0]), atol=SPHERE_ROUNDING, rtol=0)
+
+
+def test_softmax_attention_survives_scores_whose_exponential_overflows() -> None:
+    x = _tokens(5, 3)
+    sharp = softmax_flow(1e5)(NOW, x)
+    # Every token attends to itself alone, and stays where it is.
+    torch.testing.assert_close(sharp, torch.zeros_like(x), atol=SPHERE_ROUNDING, rtol=0)
 
 
 def test_unnormalised_heads_with_symmetric_maps_are_the_gradient_of_their_energy() -> None:

@@ -42,12 +42,12 @@ def along_path(function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
 def energy(x: Tensor, beta: float) -> Tensor:
     """E(x) = 1 / (2 beta N^2) sum_ij exp(beta <x_i, x_j>), [..., N, D] -> [...]; it never decreases along the flow."""
     tokens = x.shape[-2]
-    return torch.exp(beta * x @ x.mT).sum(dim=(-2, -1)) / (2 * beta * tokens**2)
+    return (beta * x @ x.mT).exp_().sum(dim=(-2, -1)) / (2 * beta * tokens**2)
 
 
 def energy_gradient(x: Tensor, beta: float) -> Tensor:
     """Riemannian gradient of `energy`: P_{x_i} (1 / N^2) sum_j exp(beta <x_i, x_j>) x_j, [..., N, D]."""
-    return tangent_projection(x, torch.exp(beta * x @ x.mT) @ x / x.shape[-2] ** 2)
+    return tangent_projection(x, (beta * x @ x.mT).exp_() @ x / x.shape[-2] ** 2)
 
 
 def gradient_flow(beta: float) -> Velocity:
@@ -91,9 +91,14 @@ def attention_output(
     numbers a head and configuration, never N x N x D. Maps that depend on time take `t` [...], 0 by default.
     """
     time = x.new_zeros(x.shape[:-2]) if t is None else t
-    scores = _mapped(beta * x, query, time) @ _mapped(x, key, time).mT
-    weights = torch.softmax(scores, dim=-1) if normalised else torch.exp(scores) / x.shape[-2] ** 2
-    return (weights @ _mapped(x, value, time)).sum(dim=-3)
+    # In place, since a second array of all pairs goes back to the system after each call: its pages cost as much again
+    # as the arithmetic. The shift cancels in the quotient, derivatives included.
+    weights = _mapped(beta * x, query, time) @ _mapped(x, key, time).mT
+    if normalised:
+        weights -= weights.detach().amax(dim=-1, keepdim=True)
+    weights = weights.exp_()
+    total = weights.sum(dim=-1, keepdim=True) if normalised else x.shape[-2] ** 2
+    return (weights @ _mapped(x, value, time) / total).sum(dim=-3)
 
 
 def softmax_flow(beta: float, query: Weight = None, key: Weight = None, value: Weight = None) -> Velocity:
@@ -125,9 +130,8 @@ def _geodesic_end(x: Tensor, v: Tensor) -> Tensor:
     return project(exponential(x, v))
 
 
-def _runge_kutta(rate: Velocity, t: Tensor, x: Tensor, step: float) -> Tensor:
-    """Increment of one classical Runge-Kutta step of order 4 for an equation in a linear space."""
-    first = rate(t, x)
+def _runge_kutta(rate: Velocity, first: Tensor, t: Tensor, x: Tensor, step: float) -> Tensor:
+    """Increment of one classical Runge-Kutta step of order 4 in a linear space; `first` is the rate at (t, x)."""
     second = rate(t + step / 2, x + step / 2 * first)
     third = rate(t + step / 2, x + step / 2 * second)
     fourth = rate(t + step, x + step * third)
@@ -140,7 +144,7 @@ def projected_rk4_step(velocity: Velocity, t: Tensor, x: Tensor, step: float) ->
     Stages leave the sphere, so the field is extended by x -> F(x / |x|). It is orthogonal to x everywhere, the sphere
     is invariant under the extended equation, and projecting onto an invariant manifold keeps the order.
     """
-    return project(x + _runge_kutta(lambda time, y: velocity(time, project(y)), t, x, step))
+    return project(x + _runge_kutta(lambda time, y: velocity(time, project(y)), velocity(t, project(x)), t, x, step))
 
 
 def lie_rk4_step(velocity: Velocity, t: Tensor, x: Tensor, step: float) -> Tensor:
@@ -155,7 +159,8 @@ def lie_rk4_step(velocity: Velocity, t: Tensor, x: Tensor, step: float) -> Tenso
         y = exponential(x, u)
         return pull_back(x, u, y, velocity(time, y))
 
-    return _geodesic_end(x, _runge_kutta(rate, t, torch.zeros_like(x), step))
+    # At u = 0 the differential is the identity.
+    return _geodesic_end(x, _runge_kutta(rate, velocity(t, x), t, torch.zeros_like(x), step))
 
 
 def unprojected_euler_step(velocity: Velocity, t: Tensor, x: Tensor, step: float) -> Tensor:
