@@ -391,9 +391,10 @@ def export(
 @analyze_app.command("connection-walk")
 def analyze_connection_walk(
     model: Annotated[
-        str,
+        Optional[str],  # noqa: UP045
         typer.Argument(help="A model id of the preset; or ./FOLDER, FILE.gguf, OWNER/NAME on the Hugging Face hub."),
-    ],
+    ] = None,
+    runs: Annotated[bool, typer.Option("--runs", help="The trained runs that feed fig10 instead.")] = False,
     preset: PresetOption = "demo",
     stamp: StampOption = None,
     threads: ThreadsOption = None,
@@ -429,11 +430,15 @@ def analyze_connection_walk(
     """Transports, effective graphs and identities of one pretrained model, with shape-matched nulls.
 
     MODEL alone, if the preset lists it, is measured as the preset says, into results/PRESET/analyses. With any of
-    --text to --out, or if it is a folder, a file or a hub name, it is measured for itself.
+    --text to --out, or if it is a folder, a file or a hub name, it is measured for itself. With --runs in place of
+    MODEL: the preset's trained vision models, by attention kind.
     """
     if offline:
         os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "ATTNGEO_OFFLINE"), "1")
     own = [text, revision, dtype, windows, window_tokens, weights_only or None, out]
+    if model is None or runs:
+        _walk_runs(model, runs, own, _preset(preset), stamp, threads)
+        return
     config = _preset(preset) if (Path.cwd() / "config").is_dir() or stamp is not None else None
     listed = config is not None and model in config.analysed_models
     if config is not None and listed and own.count(None) == len(own):
@@ -473,12 +478,17 @@ def analyze_connection_walk(
     single_model.print_summary(measured)
 
 
-@analyze_app.command("connection-walk-runs")
-def analyze_connection_walk_runs(
-    preset: PresetOption = "demo", stamp: StampOption = None, threads: ThreadsOption = None
+def _walk_runs(
+    model: str | None, runs: bool, own: list[object], config: "Preset", stamp: Path | None, threads: int | None
 ) -> None:
-    """The connection walk of the preset's trained models that feed figure 10, by attention kind."""
-    config = _preset(preset)
+    if not runs:
+        raise UserError("connection-walk needs a MODEL", "name one, or ask for the trained models with --runs")
+    if model is not None:
+        raise UserError(f"{model!r} and --runs are two analyses", "ask for one at a time")
+    if own.count(None) != len(own):
+        raise UserError(
+            "--runs measures trained models as the preset says", "leave out every option from --text to --out"
+        )
     digest = _begin(config, stamp, "connection_walk_runs", threads)
     from attngeo.jobs.connection_walk_runs import connection_walk_runs
 
@@ -524,14 +534,14 @@ def _analyze_trajectories(
             f"use one of {', '.join(config.analysed_models) or 'the models of another preset'}, ./FOLDER or OWNER/NAME",
         )
     if model is None or listed:
-        digest = _begin(config, stamp, "own_trajectories" if model is None else f"trajectories/{model}", threads)
+        digest = _begin(config, stamp, "trajectories_runs" if model is None else f"trajectories/{model}", threads)
     else:
         _writable(config)
         _use_threads(threads or config.resources.analyze.threads)
     from attngeo.jobs import trajectories as job
 
     if model is None:
-        answers = job.own_trajectories(config, digest)
+        answers = job.trajectories_runs(config, digest)
     elif listed:
         answers = job.trajectories(config, model, digest)
     else:

@@ -605,6 +605,15 @@ class Preset(PresetFile):
         """The runs whose line of the sheet names that target, possibly none."""
         return [row for row in self.runs if target in row.feeds]
 
+    def runs_to_look_into(self, target: str) -> list[RunRow]:
+        """The same for an analysis of nothing else; UserError if there is none."""
+        runs = self.runs_that_feed(target)
+        if not runs:
+            raise UserError(
+                f"no run of preset {self.name} feeds {target}", f"add it to feeds in config/{self.name}/runs.tsv"
+            )
+        return runs
+
     @cached_property
     def decoder_runs(self) -> dict[str, DecoderRun]:
         """Trainings of our own decoders by name, <size>-s<seed>."""
@@ -636,6 +645,11 @@ class Preset(PresetFile):
             for run in self.decoder_runs
             for step in self.decoder_steps
         )
+
+    @property
+    def finished_decoders(self) -> tuple[DecoderCheckpoint, ...]:
+        """Our own decoders at the last step of their trainings."""
+        return tuple(model for model in self.decoder_models if model.step == self.decoder_steps[-1])
 
     @property
     def decoder_steps(self) -> tuple[int, ...]:
@@ -676,6 +690,14 @@ class Preset(PresetFile):
         if self.decoders and isinstance(model, DecoderCheckpoint):
             return self.connection_walk.model_copy(update={"window_tokens": self.decoders.training.context})
         return self.connection_walk
+
+    def trajectory_settings(self, model: LanguageModelConfig) -> TrajectoriesConfig:
+        """How much a model's paths are measured on; no window of our own decoders is longer than their context."""
+        settings = self.trajectories
+        if not (self.decoders and isinstance(model, DecoderCheckpoint)):
+            return settings
+        longest = min(settings.window_tokens, self.decoders.training.context)
+        return settings.model_copy(update={"window_tokens": longest})
 
     @cached_property
     def analysed_models(self) -> dict[str, LanguageModelConfig]:

@@ -18,9 +18,11 @@ from attngeo.errors import UserError
 from attngeo.jobs import sources
 from attngeo.jobs.decoders import train_decoder
 from attngeo.jobs.stamps import stamp_names
+from attngeo.jobs.trajectories import trajectories
 from attngeo.language_models import decoder
 from attngeo.language_models.loading import load
 from attngeo.language_models.windows import text_windows
+from attngeo.paper import records
 from attngeo.tracking.code_digest import CodeDigest
 from attngeo.training.seeding import derive_seed
 from tests.tolerances import WALK_IDENTITY_FLOAT64
@@ -84,6 +86,18 @@ def test_a_trained_decoder_is_a_connection_walk(trained: Preset) -> None:
     counted = frame.loc[frame["metric"] == "parameters", "value"].item()
     source = json.loads((trained.root / model.source / "source.json").read_text())
     assert counted == source["parameters"] == source["non_embedding_parameters"] + 256 * 18
+
+
+def test_the_paths_of_a_trained_decoder_are_measured_on_windows_within_its_context(trained: Preset) -> None:
+    longer = trained.trajectories.model_copy(update={"windows": 2, "window_tokens": 64, "tokens": 5, "inits": 1})
+    preset = trained.model_copy(update={"trajectories": longer})
+    (model,) = preset.finished_decoders
+    assert model.id == "decoder-tiny-s2-step5"
+    trajectories(preset, model.id, "d1")
+    frame = records.read(preset.results / "analyses" / "trajectories" / f"{model.id}.json")
+    assert set(frame["family"]) == {"decoder"}
+    assert set(frame.loc[frame["metric"] == "measured_tokens", "value"]) == {5}
+    assert frame.attrs["provenance"]["settings"]["window_tokens"] == 37
 
 
 def test_the_curves_of_a_training_lie_at_its_steps(trained: Preset) -> None:

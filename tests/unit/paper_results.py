@@ -67,6 +67,7 @@ class Preset:
     datasets: Mapping[str, Dataset] = field(default_factory=dict)
     language_models: tuple[Model, ...] = ()
     decoder_models: tuple[Model, ...] = ()
+    finished_decoders: tuple[Model, ...] = ()
     vision_models: tuple[Model, ...] = ()
     fiber_task_runs: Mapping[str, object] = field(default_factory=dict)
     rank_collapse_seeds: tuple[int, ...] = ()
@@ -402,7 +403,7 @@ def write_trajectories(
     for layer in range(layers):
         gain = {"metric": "norm_gain_cv", "control": "trained", "value": 0.2, "n": 1, "layer": layer}
         rows.append(labels | gain)
-    path = folder / "analyses" / ("own_trajectories.json" if run else f"trajectories/{model}.json")
+    path = folder / "analyses" / ("trajectories_runs.json" if run else f"trajectories/{model}.json")
     records.write(path, records.from_frame(pd.DataFrame(rows), provenance={"device": DEVICE}, source="invented"))
     return path
 

@@ -608,6 +608,12 @@ def test_norm_gain_is_judged_model_by_model():
     assert DECISIONS["norm_gain_constant"](frame(*even)).outcome is Outcome.MET
     assert DECISIONS["norm_gain_constant"](frame(*uneven)).outcome is Outcome.REVERSE
     assert DECISIONS["norm_gain_constant"](frame(*even, *uneven)).outcome is Outcome.MIXED
+    own = gains("decoder-6k-s0-step9", [0.1] * 5)
+    found = DECISIONS["norm_gain_constant"](frame(*uneven, *own))
+    assert found.outcome is Outcome.REVERSE, "gains that started at 1 a while ago are told, not judged"
+    assert found.numbers["share of layers at most 0.25, decoder-6k-s0-step9 (trained here)"] == 1
+    with pytest.raises(Lacking, match="pretrained models have not been measured"):
+        DECISIONS["norm_gain_constant"](frame(*own))
 
 
 def test_middle_mass_needs_two_feature_sets_and_intervals():
@@ -740,12 +746,12 @@ def test_trend_with_depth_is_reversed_by_rising_models_alone():
 
 
 def test_tangency_is_judged_with_the_paths_of_pretrained_models():
-    def outcome(defect, *shares, half=0.01):
+    def outcome(defect, *shares, half=0.01, models=()):
         flow = {"metric": "defect", "check": "tangency", "control": "none", "value": defect}
         interval = {"spread": half, "spread_kind": "95 % interval"}
         paths = [
-            {"metric": "tangential_share_excess", "model": f"m{index}", "value": share} | interval
-            for index, share in enumerate(shares)
+            {"metric": "tangential_share_excess", "model": model, "value": share} | interval
+            for model, share in zip(models or [f"m{index}" for index in range(len(shares))], shares, strict=True)
         ]
         return DECISIONS["tangent_flow"](frame(flow, *paths)).outcome
 
@@ -755,6 +761,10 @@ def test_tangency_is_judged_with_the_paths_of_pretrained_models():
     assert outcome(0.5, -0.1, -0.1) is Outcome.REVERSE
     with pytest.raises(Lacking, match="tangential share excess of m0 has no 95 % interval"):
         outcome(1e-16, 0.1, half=math.nan)
+    own = "decoder-6k-s0-step9"
+    assert outcome(1e-16, 0.1, -0.2, models=("m0", own)) is Outcome.MET
+    with pytest.raises(Lacking, match="paths of pretrained models have not been measured"):
+        outcome(1e-16, 0.1, models=(own,))
 
 
 def test_fiber_bundle_rules():

@@ -450,6 +450,15 @@ def test_emergence_over_training_has_a_row_of_its_own_where_it_was_measured(tmp_
     assert len(made("fig11", {"fig11": last}).figure.axes) == 2
 
 
+def test_of_several_seeds_of_an_own_decoder_one_has_a_column_and_all_have_their_differences(tmp_path):
+    names = ["invented-encoder", "decoder-3m-s0-step9", "decoder-3m-s1-step9"]
+    inputs = [paper_results.write_trajectories(tmp_path, name) for name in names]
+    drawn = made("fig17", {"fig17": inputs})
+    by_layer = drawn.data["layer"] >= 0
+    assert set(drawn.data.loc[by_layer, "model"]) == set(names[:2])
+    assert set(drawn.data.loc[~by_layer, "model"]) == set(names)
+
+
 def test_runs_trained_here_stand_apart_from_pretrained_models(with_nan):
     drawn = made("fig10", with_nan)
     own = drawn.data[drawn.data["dataset"].notna()]

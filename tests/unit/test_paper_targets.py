@@ -56,8 +56,15 @@ def test_every_pretrained_model_and_the_runs_that_feed_it_are_inputs_of_the_figu
     models = ["analyses/trajectories/small@q4.json", "analyses/trajectories/eye.json"]
     assert FIGURES["fig17"].inputs(PRESET) == models
     fed = Preset("p", runs=(Run("a", "m", "d", 0, feeds=("fig17",)),))
-    assert FIGURES["fig17"].inputs(fed) == ["analyses/own_trajectories.json"]
+    assert FIGURES["fig17"].inputs(fed) == ["analyses/trajectories_runs.json"]
     assert FIGURES["fig17"].inputs(Preset("p")) == []
+
+
+def test_our_own_decoders_are_shown_as_paths_at_their_last_step():
+    steps = tuple(Model(f"decoder-tiny-s0-step{step}") for step in (0, 9))
+    preset = Preset("p", decoder_models=steps, finished_decoders=steps[1:])
+    assert FIGURES["fig17"].inputs(preset) == ["analyses/trajectories/decoder-tiny-s0-step9.json"]
+    assert len(FIGURES["fig9"].inputs(preset)) == 2
 
 
 def test_ledger_reads_every_analysis_and_every_run_of_table_1():

@@ -1,4 +1,4 @@
-"""`attngeo analyze variational` with a model or --runs says what it cannot do before any work."""
+"""`attngeo analyze` variational and connection-walk with a model or --runs say what they cannot do before any work."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from attngeo.cli import app
+from attngeo.config import load_preset
+from attngeo.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -13,14 +15,29 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no-such-model"], "'no-such-model' is no model of preset smoke, no folder and no hub name"),
+        (["no-such-model"], "'no-such-model' is no model of preset smoke, no folder"),
         (["minilm-l3", "--runs"], "'minilm-l3' and --runs are two analyses"),
     ],
 )
+@pytest.mark.parametrize("analysis", ["variational", "connection-walk"])
 def test_what_cannot_be_measured_is_refused(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+    analysis: str, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    answer = CliRunner().invoke(app, ["analyze", "variational", *arguments, "--preset", "smoke"])
+    answer = CliRunner().invoke(app, ["analyze", analysis, *arguments, "--preset", "smoke"])
     assert answer.exit_code != 0
     assert message in str(answer.exception)
+
+
+def test_a_walk_without_model_and_options_that_runs_do_not_take_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for arguments, message in (([], "needs a MODEL"), (["--runs", "--windows", "3"], "from --text to --out")):
+        answer = CliRunner().invoke(app, ["analyze", "connection-walk", *arguments, "--preset", "smoke"])
+        assert message in str(answer.exception)
+
+
+@pytest.mark.parametrize("figure", ["fig8", "fig10", "fig17"])
+def test_a_preset_without_runs_to_look_into_says_where_they_are_named(figure: str) -> None:
+    preset = load_preset(ROOT, "smoke").model_copy(update={"runs": ()})
+    with pytest.raises(UserError, match=rf"no run of preset smoke feeds {figure}[\s\S]*config/smoke/runs.tsv"):
+        preset.runs_to_look_into(figure)

@@ -36,5 +36,5 @@ rule connection_walk_runs:
     params:
         preset=PRESET.name,
     shell:
-        "attngeo analyze connection-walk-runs --preset {params.preset}"
+        "attngeo analyze connection-walk --runs --preset {params.preset}"
         " --stamp {input.code} --threads {threads} > {log} 2>&1"

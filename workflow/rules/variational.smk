@@ -38,15 +38,15 @@ rule trajectories:
         " --stamp {input.code} --threads {threads} > {log} 2>&1"
 
 
-rule own_trajectories:
+rule trajectories_runs:
     input:
         trained_inputs(PRESET.runs_that_feed("fig17")),
         ancient(TRACKING),
-        code=stamp("own_trajectories"),
+        code=stamp("trajectories_runs"),
     output:
-        f"{RESULTS}/analyses/own_trajectories.json",
+        f"{RESULTS}/analyses/trajectories_runs.json",
     log:
-        f"{LOGS}/own_trajectories.log",
+        f"{LOGS}/trajectories_runs.log",
     conda:
         "../../environment.yml"
     threads: asked("analyze").threads

@@ -31,7 +31,7 @@ def attention_maps(preset: Preset, code_digest: str) -> None:
     settings = preset.attention_maps
     arrays: dict[str, np.ndarray] = {}
     rows: list[dict[str, Any]] = []
-    runs = preset.runs_that_feed("fig8")
+    runs = preset.runs_to_look_into("fig8")
     for row in runs:
         model, batches = load_trained(preset, row)
         images, labels = evenly_spread(batches, settings.images)

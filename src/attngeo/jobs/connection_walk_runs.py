@@ -23,7 +23,7 @@ def connection_walk_runs(preset: Preset, code_digest: str) -> None:
 
     started = time.monotonic()
     settings = preset.connection_walk
-    runs = preset.runs_that_feed("fig10")
+    runs = preset.runs_to_look_into("fig10")
     frames = []
     for row in runs:
         model, batches = load_trained(preset, row)

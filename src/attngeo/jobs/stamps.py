@@ -158,11 +158,11 @@ def _variational(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
 
 def _trajectories(preset: Preset, digest: CodeDigest, model_id: str) -> dict[str, Any]:
     files, values = _looked_at(preset, digest, model_id)
-    values["settings"] = preset.trajectories.model_dump(mode="json")
+    values["settings"] = preset.trajectory_settings(preset.analysed_models[model_id]).model_dump(mode="json")
     return digest.explain([_TRAJECTORIES], values=values, files=files, packages=_PRETRAINED)
 
 
-def _own_trajectories(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+def _trajectories_of_runs(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     values = preset.trajectories.model_dump(mode="json")
     return _looking_into(preset, digest, _TRAJECTORIES, preset.runs_that_feed("fig17"), values, ())
 
@@ -329,7 +329,7 @@ def stamp_names(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], di
     yield "variational", lambda d: _variational(preset, d)
     for model_id in preset.analysed_models:
         yield f"trajectories/{model_id}", lambda d, model_id=model_id: _trajectories(preset, d, model_id)  # type: ignore[misc]
-    yield "own_trajectories", lambda d: _own_trajectories(preset, d)
+    yield "trajectories_runs", lambda d: _trajectories_of_runs(preset, d)
     yield from _fiber_stamps(preset)
     yield "injectivity", lambda d: _injectivity(preset, d)
     yield "score_rank", lambda d: _score_rank(preset, d)

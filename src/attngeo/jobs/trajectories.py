@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from attngeo.config import Preset, RunRow
+from attngeo.config import Preset, RunRow, TrajectoriesConfig
 from attngeo.errors import UserError
 from attngeo.jobs import sources
 from attngeo.jobs.analysis import keep
@@ -27,8 +27,9 @@ def trajectories(preset: Preset, model_id: str, code_digest: str) -> list[str]:
     started = time.monotonic()
     model = preset.analysed_models[model_id]
     texts = None if model in preset.vision_models else sources.texts(preset, model)
-    frame = _measured(preset, sources.model_folder(preset, model), model_id, texts)
-    params = {"model": model_id, **preset.trajectories.model_dump(mode="json")}
+    settings = preset.trajectory_settings(model)
+    frame = _measured(settings, sources.model_folder(preset, model), model_id, texts)
+    params = {"model": model_id, **settings.model_dump(mode="json")}
     out = preset.results / "analyses" / "trajectories" / f"{model_id}.json"
     return _keep(preset, frame, out, f"trajectories of {model_id}", code_digest, params, started)
 
@@ -45,33 +46,30 @@ def single_trajectories(preset: Preset, model: str) -> list[str]:
     if out.exists() and (other := records.read_file(out).provenance.get("settings", {}).get("model")) != origin:
         raise UserError(f"{out} holds the numbers of {other}", "move them away, or rename the folder of the model")
     texts = None if loaded.adapter.reads == "images" else sources.texts(preset)
-    frame = _measured(preset, loaded, loaded.id, texts)
+    frame = _measured(preset.trajectories, loaded, loaded.id, texts)
     settings = preset.trajectories.model_dump(mode="json")
     digest = digest_outside_presets(preset.root, __name__, settings)
     name, params = f"trajectories of {loaded.id}", {"model": origin, **settings}
     return [*_keep(preset, frame, out, name, digest, params, started, table=True), str(out)]
 
 
-def own_trajectories(preset: Preset, code_digest: str) -> list[str]:
-    """Write analyses/own_trajectories.json: the trained models of the runs that feed fig17, on validation images."""
+def trajectories_runs(preset: Preset, code_digest: str) -> list[str]:
+    """Write analyses/trajectories_runs.json: the trained models of the runs that feed fig17, on validation images."""
     import pandas as pd
 
     started = time.monotonic()
     settings = preset.trajectories
-    runs = preset.runs_that_feed("fig17")
-    if not runs:
-        raise UserError(
-            f"no run of preset {preset.name} feeds fig17", f"add it to feeds in config/{preset.name}/runs.tsv"
-        )
+    runs = preset.runs_to_look_into("fig17")
     frame = pd.concat([_of_run(preset, row) for row in runs], ignore_index=True)
     params = settings.model_dump(mode="json") | {"runs": [row.run_id for row in runs]}
-    out = preset.results / "analyses" / "own_trajectories.json"
+    out = preset.results / "analyses" / "trajectories_runs.json"
     return _keep(preset, frame, out, "trajectories of trained runs", code_digest, params, started)
 
 
-def _measured(preset: Preset, model: str | LoadedModel, model_id: str, texts: list[str] | None) -> "pd.DataFrame":
+def _measured(
+    settings: TrajectoriesConfig, model: str | LoadedModel, model_id: str, texts: list[str] | None
+) -> "pd.DataFrame":
     """A model on texts, or without any on photographs."""
-    settings = preset.trajectories
     reads_images = texts is None
     return analyze_trajectories(
         model,

@@ -49,6 +49,8 @@ class Preset(Protocol):
     @property
     def rank_collapse_seeds(self) -> Sequence[int]: ...
     @property
+    def finished_decoders(self) -> Sequence[AnalysedModel]: ...
+    @property
     def figures(self) -> Sequence[str]: ...
 
 
@@ -84,7 +86,7 @@ ATTENTION_DISTANCE = "analyses/attention_distance.json"
 ATTENTION_MAPS = ("analyses/attention_maps.json", "analyses/attention_maps.npz")
 RUN_WALKS = "analyses/connection_walk_runs.json"
 VARIATIONAL = "analyses/variational.json"
-OWN_TRAJECTORIES = "analyses/own_trajectories.json"
+RUN_TRAJECTORIES = "analyses/trajectories_runs.json"
 FIBER_STEP_TIMES = "analyses/fiber_step_times.json"
 FIBER_BUNDLE = "analyses/fiber_bundle.json"
 PREDICTIONS = "analyses/predictions.json"
@@ -114,9 +116,9 @@ def walk_files(preset: Preset) -> list[str]:
 
 
 def trajectory_files(preset: Preset) -> list[str]:
-    """Record files of the paths of every pretrained model and, where runs feed fig17, of the trained ones."""
-    models = [*preset.language_models, *preset.vision_models]
-    own = [OWN_TRAJECTORIES] if any("fig17" in run.feeds for run in preset.runs) else []
+    """Record files of the paths of pretrained models, our own decoders at their last step and runs that feed fig17."""
+    models = [*preset.language_models, *preset.finished_decoders, *preset.vision_models]
+    own = [RUN_TRAJECTORIES] if any("fig17" in run.feeds for run in preset.runs) else []
     return [*(f"analyses/trajectories/{model.id}.json" for model in models), *own]
 
 

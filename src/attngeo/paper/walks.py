@@ -132,6 +132,11 @@ def one_a_size(frame: "pd.DataFrame") -> "pd.DataFrame":
     return frame[frame["model"].isin([model.id for model in first.values()])]
 
 
+def trained_here(frame: "pd.DataFrame") -> set[str]:
+    """The ids of models of our own decoder family among the records."""
+    return {model.id for model in walked_models(frame).values() if model.seed is not None}
+
+
 def left_out_sentence(frame: "pd.DataFrame", shown: "pd.DataFrame") -> str:
     """Caption sentence on models of the records that are not shown; empty if all are."""
     count = frame["model"].nunique() - shown["model"].nunique()

@@ -132,7 +132,7 @@ def analyze_trajectories(
         inputs = text_windows(loaded, texts, windows, window_tokens)
     labels = {
         "model": loaded.id,
-        "family": loaded.adapter.name,
+        "family": loaded.family,
         "revision": loaded.revision,
         "precision": loaded.precision,
         "nodes": LAYERS,

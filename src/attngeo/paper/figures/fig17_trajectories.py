@@ -27,6 +27,7 @@ from attngeo.paper.style import (
     styled,
     wrapped,
 )
+from attngeo.paper.walks import one_a_size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +59,7 @@ COLUMNS = ("model", "dataset", "attention", "stage", "layer", "metric", "control
 
 @styled
 def draw(inputs: Sequence[Path]) -> Drawn:
-    """Draw record files of trajectories: a column a pretrained model, a row a measure; differences of all below."""
+    """Draw records of trajectories: a column a model (of own decoders a size), a row a measure; differences below."""
     import pandas as pd
     from matplotlib.ticker import MaxNLocator
 
@@ -67,7 +68,7 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     data = pd.concat(frames, ignore_index=True)
     data = data.reindex(columns=[*data.columns, *(name for name in COLUMNS if name not in data)])
     by_layer = data[data["dataset"].isna() & (data["layer"] >= 0) & data["metric"].isin(MEASURES)]
-    by_layer = by_layer[by_layer["control"].isin(SERIES)]
+    by_layer = one_a_size(by_layer[by_layer["control"].isin(SERIES)])
     differences = data[data["metric"].isin(DIFFERENCES)]
     models = sorted(by_layer["model"].unique())
     blocks = math.ceil(len(models) / MODELS_A_ROW)
@@ -101,14 +102,15 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     devices = listed(frame.attrs["provenance"].get("device", "unknown device") for frame in frames)
     of_windows = shown[shown["control"] != "random_init"]
     caption = (
-        "Hidden states by depth as paths of tokens on the unit sphere, a column a pretrained model: angle between "
-        "layers; share of the layer's step in the stream that is tangent to the sphere; relative residual of the "
+        "Hidden states by depth as paths of tokens on the unit sphere, a column a pretrained model or, of our own "
+        "decoders, a size (its lowest seed, at the last step): angle between layers; share of the layer's step in the "
+        "stream that is tangent to the sphere; relative residual of the "
         "projected Euler-Lagrange equation of |xdot|^2 / 2 alone (0 on a geodesic at constant speed, about 0.71 on a "
         "random walk) and with the quadratic potential fitted on other windows; geodesic curvature. Points are means "
         f"over windows (n = {span(of_windows['n'])}; shaded: 95 % bootstrap intervals), of untrained networks over "
         "networks. Controls: networks of the same shape as initialised, random walks with the same step sizes, the "
         "same states in random order of depth. Panels of one row share a scale. Below: trained minus control, mean "
-        "over layers, of pretrained models and of our trained vision models (by half layer in each stage), with 95 % "
+        "over layers, of all models and of our trained vision models (by half layer in each stage), with 95 % "
         "bootstrap intervals where there are six windows or more; left of 0 the trained path is closer to stationary. "
         f"Preset {preset_name(inputs)} on {devices}." + non_finite_sentence(count_non_finite(shown["value"]))
     )
