@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -479,7 +480,7 @@ def analyze_connection_walk(
 
 
 def _walk_runs(
-    model: str | None, runs: bool, own: list[object], config: "Preset", stamp: Path | None, threads: int | None
+    model: str | None, runs: bool, own: Sequence[object], config: "Preset", stamp: Path | None, threads: int | None
 ) -> None:
     if not runs:
         raise UserError("connection-walk needs a MODEL", "name one, or ask for the trained models with --runs")
