@@ -453,13 +453,8 @@ def analyze_connection_walk(
             f"--stamp is of a model of preset {preset} as the preset measures it, and {model} is measured for itself",
             "leave out --stamp, or every option from --text to --out",
         )
-    if not listed and not Path(model).exists() and "/" not in model and not model.endswith(".gguf"):
-        known = [] if config is None else list(config.analysed_models)
-        raise UserError(
-            f"{model!r} is no model of preset {preset}, no folder, no GGUF file and no hub name",
-            f"use one of {', '.join(known) or 'its models in the folder of the project'}, ./FOLDER, FILE.gguf or "
-            "OWNER/NAME",
-        )
+    if not listed:
+        _require_name_of_a_model(model, config, preset)
     _use_threads(threads or len(os.sched_getaffinity(0)))
     from attngeo.config import ConnectionWalkConfig
     from attngeo.jobs import single_model, sources
@@ -477,6 +472,16 @@ def analyze_connection_walk(
         out=out,
     )
     single_model.print_summary(measured)
+
+
+def _require_name_of_a_model(model: str, config: "Preset | None", preset: str) -> None:
+    if not Path(model).exists() and "/" not in model and not model.endswith(".gguf"):
+        known = [] if config is None else list(config.analysed_models)
+        raise UserError(
+            f"{model!r} is no model of preset {preset}, no folder, no GGUF file and no hub name",
+            f"use one of {', '.join(known) or 'its models in the folder of the project'}, ./FOLDER, FILE.gguf or "
+            "OWNER/NAME",
+        )
 
 
 def _walk_runs(
@@ -500,7 +505,7 @@ def _walk_runs(
 def analyze_variational(
     model: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(help="A model id of the preset, ./FOLDER, or OWNER/NAME on the hub; without it, the flows."),
+        typer.Argument(help="A model id of the preset; or ./FOLDER, FILE.gguf, OWNER/NAME; without it, the flows."),
     ] = None,
     runs: Annotated[bool, typer.Option("--runs", help="The trained runs that feed fig17 instead.")] = False,
     preset: PresetOption = "demo",
@@ -529,11 +534,8 @@ def _analyze_trajectories(
     if model is not None and runs:
         raise UserError(f"{model!r} and --runs are two analyses", "ask for one at a time")
     listed = model in config.analysed_models
-    if model is not None and not listed and not Path(model).is_dir() and "/" not in model:
-        raise UserError(
-            f"{model!r} is no model of preset {config.name}, no folder and no hub name",
-            f"use one of {', '.join(config.analysed_models) or 'the models of another preset'}, ./FOLDER or OWNER/NAME",
-        )
+    if model is not None and not listed:
+        _require_name_of_a_model(model, config, config.name)
     if model is None or listed:
         digest = _begin(config, stamp, "trajectories_runs" if model is None else f"trajectories/{model}", threads)
     else:

@@ -341,8 +341,19 @@ def test_our_vision_models_have_a_path_in_every_stage(model: str) -> None:
 def test_a_single_layer_is_no_path() -> None:
     configuration = tiny.config("gpt2")
     configuration.n_layer = 1
-    with pytest.raises(UserError, match="has 2 states by depth"):
-        analyze_trajectories(tiny.loaded(configuration), tiny.windows(configuration), windows=2, inits=1)
+    loaded = tiny.loaded(configuration)
+    with pytest.raises(UserError, match=f"{loaded.id} has 2 states by depth"):
+        analyze_trajectories(loaded, tiny.windows(configuration), windows=2, inits=1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_named_by_model_and_layer(value: float) -> None:
+    configuration = tiny.config("gpt2")
+    loaded = tiny.loaded(configuration)
+    loaded.model.h[1].mlp.c_fc.weight[0, 0] = value
+    words = f"{loaded.id}: the states after 2 of {tiny.LAYERS} layers[\\s\\S]*weights up to that layer"
+    with pytest.raises(UserError, match=words):
+        analyze_trajectories(loaded, tiny.windows(configuration), windows=2, inits=1)
 
 
 def test_text_is_for_language_models_and_images_are_for_vision_models() -> None:

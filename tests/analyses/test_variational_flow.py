@@ -46,6 +46,7 @@ from attngeo.variational.lagrangian import (
     varied_path,
 )
 from attngeo.variational.sphere import distance, exponential, random_points, tangent_projection
+from attngeo.variational.stationary import stationary_path
 from tests.tolerances import (
     DIFFERENCE_QUOTIENT,
     ENERGY_GRADIENT_ROUNDING,
@@ -246,6 +247,57 @@ def test_flows_are_equivariant_under_rotation_and_permutation() -> None:
 def test_a_single_token_rests_under_gradient_flow() -> None:
     path = integrate(gradient_flow(1.0), _tokens(1, 3), 0.5, 4)
     torch.testing.assert_close(path, path[:1].expand_as(path), atol=SPHERE_ROUNDING, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (torch.zeros(0, 3, dtype=torch.float64), r"points \[N, D\].*not \[0, 3\] of float64"),
+        (torch.ones(3, dtype=torch.float64), r"not \[3\]"),
+        (torch.ones(2, 1, dtype=torch.float64), "D at least 2"),
+        (torch.eye(3, dtype=torch.int64), "not .* of int64"),
+        (3 * torch.eye(3, dtype=torch.float64), "off by 2: apply sphere.project"),
+        (torch.full((2, 3), math.nan, dtype=torch.float64), "off by nan"),
+    ],
+)
+def test_what_is_no_configuration_on_the_sphere_is_refused_by_flow_and_solver(start: Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        integrate(softmax_flow(1.0), start, 0.1, 3)
+    with pytest.raises(ValueError, match=words.replace("N, D", "T, N, D").replace("not \\[", "not \\[5, ")):
+        stationary_path(kinetic, start.expand(5, *start.shape), 0.1)
+
+
+def test_steps_and_maps_that_fit_nothing_are_refused_with_what_does() -> None:
+    start = _tokens(2, 3)
+    for step, steps in ((0.1, -1), (math.nan, 2), (math.inf, 2)):
+        with pytest.raises(ValueError, match=f"{steps} steps of {step}"):
+            integrate(softmax_flow(1.0), start, step, steps)
+    for step in (0.0, -0.5, math.nan):
+        with pytest.raises(ValueError, match=f"a step of {step}"):
+            stationary_path(kinetic, start.expand(5, -1, -1), step)
+    for wrong in (torch.eye(2).double(), torch.eye(3), torch.zeros(1, 1, 3, 3).double()):
+        with pytest.raises(ValueError, match=r"\[E, 3\] or \[H, E, 3\] of torch.float64.*not"):
+            softmax_flow(1.0, wrong)(NOW, start)
+        with pytest.raises(ValueError, match=r"\[E, 3\]"):
+            softmax_flow(1.0, value=lambda t, wrong=wrong: wrong)(NOW, start)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 2048])
+def test_flow_and_solver_take_any_number_of_tokens(tokens: int) -> None:
+    start = _tokens(tokens, 7)
+    for method in ORDERS:
+        norms = torch.linalg.vector_norm(integrate(softmax_flow(1.0), start, 0.1, 2, method), dim=-1)
+        torch.testing.assert_close(norms, torch.ones_like(norms), atol=SPHERE_ROUNDING, rtol=0)
+    found = stationary_path(
+        energy_dissipation(1.0),
+        start.expand(4, -1, -1),
+        tokens / 8,
+        terminal=lambda x: -energy(x, 1.0),
+        max_iterations=5,
+        tolerance=1e-3,
+    )
+    assert found.path.isfinite().all()
+    assert found.gradient_norm <= 1e-3
 
 
 def test_unknown_integrator_is_refused_with_the_known_ones() -> None:

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from attngeo.cli import app
 from attngeo.config import load_preset
 from attngeo.errors import UserError
+from attngeo.jobs.analysis import keys_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -15,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no-such-model"], "'no-such-model' is no model of preset smoke, no folder"),
+        (["no-such-model"], "'no-such-model' is no model of preset smoke, no folder, no GGUF file and no hub name"),
         (["minilm-l3", "--runs"], "'minilm-l3' and --runs are two analyses"),
     ],
 )
@@ -41,3 +42,12 @@ def test_a_preset_without_runs_to_look_into_says_where_they_are_named(figure: st
     preset = load_preset(ROOT, "smoke").model_copy(update={"runs": ()})
     with pytest.raises(UserError, match=rf"no run of preset smoke feeds {figure}[\s\S]*config/smoke/runs.tsv"):
         preset.runs_to_look_into(figure)
+
+
+def test_a_remedy_that_names_a_key_says_where_it_stands() -> None:
+    preset = load_preset(ROOT, "smoke")
+    expected = r"too short\n  remedy: lower trajectories.window_tokens in config/smoke/config.yaml"
+    with pytest.raises(UserError, match=expected), keys_of(preset, "trajectories"):
+        raise UserError("too short", "lower window_tokens")
+    with pytest.raises(UserError, match="remedy: buy more$"), keys_of(preset, "trajectories"):
+        raise UserError("too little", "buy more")

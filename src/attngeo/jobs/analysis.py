@@ -1,10 +1,13 @@
 """What every analysis job does with its numbers: records on disk first, then the tracker."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attngeo.config import Preset
+from attngeo.errors import UserError
 from attngeo.files import write_aside
 from attngeo.ops import backend
 from attngeo.paper import records
@@ -13,6 +16,19 @@ from attngeo.tracking.provenance import provenance
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@contextmanager
+def keys_of(preset: Preset, section: str) -> Iterator[None]:
+    """Where a remedy names a key of a section of the config, such as window_tokens, say where that key stands."""
+    try:
+        yield
+    except UserError as error:
+        named = next((key for key in type(getattr(preset, section)).model_fields if key in error.remedy.split()), None)
+        if named is None:
+            raise
+        place = f"{section}.{named} in config/{preset.name}/config.yaml"
+        raise UserError(error.what, error.remedy.replace(named, place)) from error
 
 
 def keep(

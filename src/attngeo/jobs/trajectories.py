@@ -9,7 +9,7 @@ from torch import nn
 from attngeo.config import Preset, RunRow, TrajectoriesConfig
 from attngeo.errors import UserError
 from attngeo.jobs import sources
-from attngeo.jobs.analysis import keep
+from attngeo.jobs.analysis import keep, keys_of
 from attngeo.jobs.run_model import build_model
 from attngeo.jobs.stamps import digest_outside_presets
 from attngeo.jobs.trained import evenly_spread, load_trained
@@ -28,7 +28,8 @@ def trajectories(preset: Preset, model_id: str, code_digest: str) -> list[str]:
     model = preset.analysed_models[model_id]
     texts = None if model in preset.vision_models else sources.texts(preset, model)
     settings = preset.trajectory_settings(model)
-    frame = _measured(settings, sources.model_folder(preset, model), model_id, texts)
+    with keys_of(preset, "trajectories"):
+        frame = _measured(settings, sources.model_folder(preset, model), model_id, texts)
     params = {"model": model_id, **settings.model_dump(mode="json")}
     out = preset.results / "analyses" / "trajectories" / f"{model_id}.json"
     return _keep(preset, frame, out, f"trajectories of {model_id}", code_digest, params, started)
@@ -46,7 +47,8 @@ def single_trajectories(preset: Preset, model: str) -> list[str]:
     if out.exists() and (other := records.read_file(out).provenance.get("settings", {}).get("model")) != origin:
         raise UserError(f"{out} holds the numbers of {other}", "move them away, or rename the folder of the model")
     texts = None if loaded.adapter.reads == "images" else sources.texts(preset)
-    frame = _measured(preset.trajectories, loaded, loaded.id, texts)
+    with keys_of(preset, "trajectories"):
+        frame = _measured(preset.trajectories, loaded, loaded.id, texts)
     settings = preset.trajectories.model_dump(mode="json")
     digest = digest_outside_presets(preset.root, __name__, settings)
     name, params = f"trajectories of {loaded.id}", {"model": origin, **settings}

@@ -11,12 +11,13 @@ gives xdot_i = c_i(x) grad_i E with c_i = N^2 / sum_j exp(beta <x_i, x_j>): the 
 token, but another speed, and therefore not the gradient flow of E.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from attngeo.variational.sphere import dot, exponential, project, pull_back, tangent_projection
+from attngeo.variational.sphere import dot, exponential, project, pull_back, require_points, tangent_projection
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """Tangent velocity F(t, x) of a configuration: times [...], unit rows [..., N, D] -> [..., N, D]."""
@@ -66,13 +67,19 @@ def _mapped(x: Tensor, weight: Weight, t: Tensor) -> Tensor:
     if weight is None:
         return rows
     if callable(weight):
-        heads = torch.stack([_heads(weight(time)) for time in t.reshape(-1)])
+        heads = torch.stack([_heads(weight(time), x) for time in t.reshape(-1)])
         return rows @ heads.reshape(*t.shape, *heads.shape[1:]).mT
-    return rows @ _heads(weight).mT
+    return rows @ _heads(weight, x).mT
 
 
-def _heads(weight: Tensor) -> Tensor:
-    return weight if weight.ndim == 3 else weight.unsqueeze(0)
+def _heads(weight: Tensor, x: Tensor) -> Tensor:
+    heads = weight if weight.ndim == 3 else weight.unsqueeze(0)
+    if heads.ndim != 3 or heads.shape[-1] != x.shape[-1] or heads.dtype != x.dtype:
+        raise ValueError(
+            f"a map must be [E, {x.shape[-1]}] or [H, E, {x.shape[-1]}] of {x.dtype}, as the tokens are, "
+            f"not {list(weight.shape)} of {weight.dtype}"
+        )
+    return heads
 
 
 def attention_output(
@@ -94,7 +101,7 @@ def attention_output(
     # In place, since a second array of all pairs goes back to the system after each call: its pages cost as much again
     # as the arithmetic. The shift cancels in the quotient, derivatives included.
     weights = _mapped(beta * x, query, time) @ _mapped(x, key, time).mT
-    if normalised:
+    if normalised and x.shape[-2]:
         weights -= weights.detach().amax(dim=-1, keepdim=True)
     weights = weights.exp_()
     total = weights.sum(dim=-1, keepdim=True) if normalised else x.shape[-2] ** 2
@@ -189,10 +196,13 @@ def path_times(nodes: int, step: float, like: Tensor) -> Tensor:
 def integrate(velocity: Velocity, start: Tensor, step: float, steps: int, method: str = "projected_rk4") -> Tensor:
     """Path of the flow at times 0, step, ..., steps * step: [N, D] -> [steps + 1, N, D].
 
-    ValueError if `method` is not in `STEPS`.
+    ValueError if `method` is not in `STEPS`, if there are fewer than 0 steps, or if `start` holds no unit vectors.
     """
     if method not in STEPS:
         raise ValueError(f"unknown integrator {method!r}; known: {', '.join(STEPS)}")
+    if steps < 0 or not math.isfinite(step):
+        raise ValueError(f"{steps} steps of {step} are no path: give 0 steps or more, of a finite size")
+    require_points(start, "the first configuration", "N, D")
     path = [start]
     for time in path_times(steps, step, start):
         path.append(STEPS[method](velocity, time, path[-1], step))

@@ -24,6 +24,20 @@ def project(x: Tensor) -> Tensor:
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
 
+def require_points(x: Tensor, what: str, dimensions: str) -> None:
+    """ValueError unless x has these named axes, such as "N, D", is not empty and holds unit vectors along the last."""
+    if x.ndim != dimensions.count(",") + 1 or x.numel() == 0 or x.shape[-1] < 2 or not x.is_floating_point():
+        raise ValueError(f"{what} must be points [{dimensions}], D at least 2, in floating point, not {_said(x)}")
+    away = float((torch.linalg.vector_norm(x, dim=-1) - 1).abs().amax())
+    # Rounding of half a type's digits is a point's; anything more was never normalised. NaN is refused as well.
+    if not away <= torch.finfo(x.dtype).eps ** 0.5:
+        raise ValueError(f"{what} must be unit vectors, and a norm is off by {away:.2g}: apply sphere.project first")
+
+
+def _said(x: Tensor) -> str:
+    return f"{list(x.shape)} of {x.dtype}".replace("torch.", "")
+
+
 def tangent_projection(x: Tensor, v: Tensor) -> Tensor:
     """P_x v = v - <x, v> x, the part of v that is tangent at the unit vector x."""
     return v - dot(x, v) * x

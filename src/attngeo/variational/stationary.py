@@ -5,6 +5,7 @@ parallel transport. Its first guess of the inverse Hessian is that of the kineti
 time: the condition number of an action grows with the square of the number of nodes, the preconditioned one does not.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from attngeo.variational.euler_lagrange import Minimiser, midpoint_action
 from attngeo.variational.lagrangian import Lagrangian, Terminal
-from attngeo.variational.sphere import exponential, parallel_transport, tangent_projection
+from attngeo.variational.sphere import exponential, parallel_transport, require_points, tangent_projection
 
 # Steps and gradients that are remembered, each the size of the path.
 _PAIRS = 12
@@ -41,6 +42,9 @@ def stationary_path(
     """
     if start.shape[0] < 3:
         raise ValueError(f"a path of {start.shape[0]} nodes has no interior to move; give 3 nodes or more")
+    if not 0 < step < math.inf:
+        raise ValueError(f"a step of {step} is no time between two nodes; give a positive one")
+    require_points(start, "the first path", "T, N, D")
     moving = torch.ones(start.shape[0], 1, 1, dtype=start.dtype, device=start.device)
     moving[0], moving[-1] = float(free[0]), float(free[1])
     functional = partial(midpoint_action, lagrangian, step=step, terminal=terminal)

@@ -78,14 +78,25 @@ class Trajectories:
     """The paths of one network: a list of windows for every stretch of equal width ("" of a pretrained model)."""
 
     stages: dict[str, list[TokenPath]] = field(default_factory=dict)
+    model: str = "the model"
     gains: list[tuple[tuple[str, Tensor], ...]] = field(default_factory=list)
     """Gains of the norms of each layer, by half of the layer."""
 
     def add(self, stage: str, path: TokenPath) -> None:
-        """One window's path, which must not have fewer than 3 nodes."""
+        """One window's path; UserError if it has fewer than 3 nodes, or a node that is no point of the sphere."""
         if len(path.points) < 3:
-            where = f"stage {stage}" if stage else "the model"
-            raise UserError(f"{where} has {len(path.points)} states by depth", "a path needs two layers or more")
+            where = f"stage {stage}" if stage else self.model
+            raise UserError(
+                f"{where} has {len(path.points)} states by depth, and only a path of 3 or more can bend",
+                "take a model of two layers or more; in a preset that lists it, leave fig17 out of figures",
+            )
+        finite = path.points.isfinite().flatten(1).all(dim=1).tolist()
+        if not all(finite):
+            raise UserError(
+                f"{f'stage {stage}' if stage else self.model}: the states after {finite.index(False)} of "
+                f"{len(finite) - 1} layers are zero or not finite",
+                "look for NaN and infinity in the weights up to that layer: a file is damaged, or a training diverged",
+            )
         self.stages.setdefault(stage, []).append(path)
 
 
@@ -185,7 +196,7 @@ def _need_a_network(inits: int) -> None:
 
 
 def _of_network(loaded: LoadedModel, inputs: Sequence[Tensor], tokens: int) -> Trajectories:
-    found = Trajectories()
+    found = Trajectories(model=loaded.id)
     for window in inputs:
         stream = residual_stream(loaded, window, spread_evenly(_length(loaded, window), tokens, 1))
         found.add("", _path(stream))
