@@ -49,5 +49,5 @@ def test_a_remedy_that_names_a_key_says_where_it_stands() -> None:
     expected = r"too short\n  remedy: lower trajectories.window_tokens in config/smoke/config.yaml"
     with pytest.raises(UserError, match=expected), keys_of(preset, "trajectories"):
         raise UserError("too short", "lower window_tokens")
-    with pytest.raises(UserError, match="remedy: buy more$"), keys_of(preset, "trajectories"):
+    with pytest.raises(UserError, match=r"remedy: buy more$"), keys_of(preset, "trajectories"):
         raise UserError("too little", "buy more")
