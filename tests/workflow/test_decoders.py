@@ -12,3 +12,6 @@ def test_every_kept_step_of_every_decoder_is_analysed(fresh: ProjectCopy) -> Non
     assert sum(job.startswith("train_decoder") for job in jobs) == 1
     for step in (0, 2, 6):
         assert any(job.startswith("connection_walk") and f"decoder-6k-s0-step{step}.json" in job for job in jobs), step
+    paths = [job for job in jobs if job.startswith("trajectories") and "decoder-" in job]
+    assert len(paths) == 1, "figure 17 shows the last step"
+    assert "decoder-6k-s0-step6.json" in paths[0]
