@@ -1,33 +1,31 @@
 """The same runs in MLflow, for comparison in its UI; files stay the source of truth, so no trouble here stops work."""
 
-import json
-import math
-import re
 import sqlite3
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
 from attngeo.files import encode_non_finite, write_aside
+from attngeo.tracking import description, journal
 from attngeo.tracking.mlflow_store import EXPERIMENTS, client, database, experiment_id, init, tracking_uri
+from attngeo.tracking.mlflow_training import FILES, add_inputs, add_model, parent_tags, summarise_seeds
+from attngeo.tracking.mlflow_values import Quiet, log_metrics, log_params, log_tags, metrics_of, place
 from attngeo.tracking.processes import is_gone, this_process
 
-__all__ = ["EXPERIMENTS", "MlflowObserver", "init", "log_job", "reap", "tracking_uri"]
+__all__ = ["EXPERIMENTS", "MlflowObserver", "init", "log_job", "reap", "record_job", "tracking_uri"]
 
-_LONGEST_VALUE = 6000  # characters, MLflow's limit for parameters; tags may have more
-_LONGEST_KEY = 250
-_BATCH = 100  # parameters or tags in a call, MLflow's limit
+_SLOW_S = 1.0  # a failure that takes longer is a server that does not answer
+_PAUSE = 20.0  # times what such a failure took, before the server is asked again: at most 5 % of a training are lost
 
 
 class MlflowObserver:
     """Observer of a training run that records it in MLflow and never raises.
 
     The run's id is kept in `scratch`, so a resumed run goes on in the same MLflow run. What could not be written is
-    tried again with the next epoch, and the run is ended with its status whatever its record lacks. The first trouble
-    is told by a warning. ValueError, at once, for an unknown experiment.
+    tried again with a later epoch, and the run is ended with its status whatever its record lacks. The first trouble
+    is told by a warning; `attngeo track sync` sends what was lost. ValueError, at once, for an unknown experiment.
     """
 
     def __init__(self, root: Path, experiment: str, run_name: str, tags: Mapping[str, str], scratch: Path) -> None:
@@ -35,56 +33,69 @@ class MlflowObserver:
         self.root, self.experiment, self.run_name = root, experiment, run_name
         self.tags, self.scratch = dict(tags), scratch
         self.run_id: str | None = None
-        self._params: frozenset[str] = frozenset()
+        self._params: dict[str, Any] = {}
         self._client: Any = None
         self._unwritten: list[Any] = []
-        self._quiet = _Quiet()
+        self._not_before = 0.0  # monotonic time of the next attempt
+        self._quiet = Quiet()
 
     def on_start(self, params: dict[str, Any], resumed: bool) -> None:
-        """Open the run, or the one that `scratch` remembers, and record the parameters."""
+        """Open the run, or the one that `scratch` remembers, and record parameters, tags and data sets."""
+        self._params = params
         with self._quiet:
             init(self.root)
             self._client = client(self.root)
             run = self._remembered_run()
             if run is None:
                 experiment = experiment_id(self._client, self.experiment)
-                run = self._client.create_run(experiment, run_name=self.run_name, tags=this_process())
+                tags = this_process() | parent_tags(self.root, self._client, experiment, params)
+                run = self._client.create_run(experiment, run_name=self.run_name, tags=tags)
                 self.run_id = run.info.run_id
                 with write_aside(self.scratch / "mlflow_run_id") as stream:
                     stream.write(run.info.run_id)
             else:
-                _log_tags(self._client, run.info.run_id, this_process())  # before RUNNING, or `reap` takes it for dead
+                log_tags(self._client, run.info.run_id, this_process())  # before RUNNING, or `reap` takes it for dead
                 self._client.update_run(run.info.run_id, status="RUNNING")
             self.run_id = run.info.run_id
-            self._params = frozenset(params)
-            changed = _log_params(self._client, run.info.run_id, params, run.data.params)
-            _log_tags(self._client, run.info.run_id, {**self.tags, **changed})
+            changed = log_params(self._client, run.info.run_id, params, run.data.params)
+            claims = description.claims_tag(description.claims_of_training(self.root, params))
+            log_tags(self._client, run.info.run_id, {**self.tags, **claims, **changed})
+            add_inputs(self.root, self._client, run, params)
 
     def on_epoch(self, metrics: dict[str, Any]) -> None:
         """Record one line of metrics in one call; a non-finite value becomes a tag, since the UI cannot draw it."""
         if self.run_id is None:
             return
         with self._quiet:
-            self._log_metrics(metrics, step=_place(metrics, "epoch", "step"))
+            self._log_metrics(metrics, step=place(metrics, "epoch", "step"))
 
     def on_end(self, final: dict[str, Any]) -> None:
-        """Record the final values and close the run."""
+        """Record the final values and the model, and close the run."""
         if self.run_id is None:
             return
+        self._not_before = 0.0
         results = {key: value for key, value in final.items() if key not in self._params}
         with self._quiet:
-            self._log_metrics(results, step=_place(final, "epochs", "steps"))
+            self._log_metrics(results, step=place(final, "epochs", "steps"))
         with self._quiet:
             self._client.log_dict(self.run_id, encode_non_finite(final), "final.json")
         with self._quiet:
+            add_model(self.root, self._client, self.run_id, self._params)
+        if not self._quiet.told:
+            with self._quiet:
+                files = description.training_files(description.run_folder(self.root, self._params))
+                log_tags(self._client, self.run_id, {FILES: description.digest_of_files(files)})
+        with self._quiet:
             self._client.set_terminated(self.run_id, "FINISHED")
+        with self._quiet:
+            summarise_seeds(self._client, self.run_id)
 
     def on_stop(self, status: Literal["KILLED", "FAILED"], reason: str) -> None:
         """Close the run that did not finish."""
         if self.run_id is None:
             return
         with self._quiet:
-            _log_tags(self._client, self.run_id, {"stop_reason": reason})
+            log_tags(self._client, self.run_id, {"stop_reason": reason})
         with self._quiet:
             self._client.set_terminated(self.run_id, status)
 
@@ -99,12 +110,19 @@ class MlflowObserver:
         return run if run.info.lifecycle_stage == "active" else None
 
     def _log_metrics(self, values: Mapping[str, Any], step: int) -> None:
-        metrics, tags = _metrics(values, step)
+        metrics, tags = metrics_of(values, step)
         self._unwritten += metrics
         assert self.run_id is not None
-        self._client.log_batch(self.run_id, metrics=self._unwritten)
-        self._unwritten = []
-        _log_tags(self._client, self.run_id, tags)
+        begin = time.monotonic()
+        if begin < self._not_before:
+            return
+        try:
+            log_metrics(self._client, self.run_id, self._unwritten)
+            self._unwritten = []
+            log_tags(self._client, self.run_id, tags)
+        finally:
+            took = time.monotonic() - begin
+            self._not_before = begin + took * (1 + _PAUSE) if self._unwritten and took > _SLOW_S else 0.0
 
 
 def log_job(
@@ -119,47 +137,58 @@ def log_job(
 ) -> str | None:
     """Record a finished analysis or drawing as one run; its id, or None (and a warning) if MLflow could not be had.
 
-    What cannot be recorded is left out with a warning: the job has finished all the same. ValueError for an unknown
-    experiment.
+    What is recorded is first written to the job's journal, from which `attngeo track sync` sends it where MLflow could
+    not be had. What cannot be recorded is left out with a warning: the job has finished all the same. ValueError for
+    an unknown experiment.
     """
     _require_known(experiment)
-    quiet = _Quiet()
+    quiet = Quiet()
+    job = journal.Job(experiment, run_name, dict(params), dict(metrics), [*artifacts], dict(tags))
+    with quiet:
+        journal.write(root, job)
     with quiet:
         init(root)
         store = client(root)
         run = store.create_run(experiment_id(store, experiment), run_name=run_name, tags=this_process())
-        run_id = str(run.info.run_id)
-        with quiet:
-            values, non_finite = _metrics(metrics, step=0)
-            _log_tags(store, run_id, {**tags, **non_finite})
-            store.log_batch(run_id, metrics=values)
-        with quiet:
-            _log_tags(store, run_id, _log_params(store, run_id, params, {}))
-        for path in artifacts:
-            with quiet:
-                store.log_artifact(run_id, str(path))
-        store.set_terminated(run_id, "FINISHED")
-        return run_id
+        record_job(root, store, run, job, quiet)
+        return str(run.info.run_id)
     return None
+
+
+def record_job(root: Path, store: Any, run: Any, job: journal.Job, quiet: Quiet) -> None:
+    """Complete `run` as the record of a job and end it; troubles with its parts go to `quiet`."""
+    run_id = run.info.run_id
+    with quiet:
+        values, non_finite = metrics_of(job.metrics, step=0)
+        log_tags(store, run_id, {**job.tags, **job.claims_tag(root), **non_finite})
+        log_metrics(store, run_id, [metric for metric in values if metric.key not in run.data.metrics])
+    with quiet:
+        log_tags(store, run_id, log_params(store, run_id, job.params, run.data.params))
+    for path in job.artifacts:
+        with quiet:
+            store.log_artifact(run_id, str(path))
+    if not quiet.told:
+        log_tags(store, run_id, {FILES: description.digest_of_files(job.artifacts)})
+    store.set_terminated(run_id, "FINISHED")
 
 
 def reap(root: Path) -> int:
     """Mark as KILLED the RUNNING runs whose process is gone from this machine; their number.
 
-    MLflow is imported only if there are some; a store that is a server is left to its owner.
+    MLflow is imported only if there are some; a store that is a server is left to its owner and to `track sync`.
     """
     path = database(root)
     if path is None or not path.exists():
         return 0
     gone = [run_id for run_id, tags in _running(path).items() if is_gone(tags)]
     killed = 0
-    quiet = _Quiet()
+    quiet = Quiet()
     if gone:
         with quiet:
             store = client(root)
             for run_id in gone:
                 with quiet:
-                    _log_tags(store, run_id, {"stop_reason": "its process is gone"})
+                    log_tags(store, run_id, {"stop_reason": "its process is gone"})
                 with quiet:
                     store.set_terminated(run_id, "KILLED")
                     killed += 1
@@ -183,91 +212,3 @@ def _running(path: Path) -> dict[str, dict[str, str]]:
         for run_id, key, value in connection.execute(query):
             runs.setdefault(run_id, {})[key] = value
     return runs
-
-
-class _Quiet:
-    """Context that turns the first exception into one warning and swallows those that follow."""
-
-    def __init__(self) -> None:
-        self.told = False
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: Any) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        if not self.told:
-            self.told = True
-            reason = str(error).strip().splitlines()
-            warnings.warn(
-                f"MLflow does not record this run ({type(error).__name__}: {reason[0] if reason else ''}); "
-                "the run itself goes on, and its files are complete",
-                stacklevel=3,
-            )
-        return True
-
-
-def _place(values: Mapping[str, Any], *counts: str) -> int:
-    """Where on the axis of a curve a line of metrics lies: the first of these counts that it has."""
-    return int(next(values[count] for count in counts if count in values))
-
-
-def _metrics(values: Mapping[str, Any], step: int) -> tuple[list[Any], dict[str, str]]:
-    """MLflow metrics of the finite numbers among `values`, tags for the non-finite ones; the rest is left out."""
-    from mlflow.entities import Metric
-
-    now_ms = int(time.time() * 1000)
-    metrics, tags = [], {}
-    for key, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if math.isfinite(value):
-            metrics.append(Metric(_key(key), float(value), now_ms, step))
-        else:
-            tags[f"non_finite.{key}"] = f"{value}@epoch {step}"
-    return metrics, tags
-
-
-def _log_params(store: Any, run_id: str, params: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, str]:
-    """Record parameters, nested ones flattened and long ones cut, and all of them in full as an artifact.
-
-    MLflow refuses to change a parameter: a new value on resume is returned as a tag `changed_on_resume.<key>`.
-    """
-    from mlflow.entities import Param
-
-    flat = {_key(key): _cut(value) for key, value in _flatten(params)}
-    changed = {key: f"{known[key]} -> {value}" for key, value in flat.items() if known.get(key, value) != value}
-    new = [Param(key, value) for key, value in flat.items() if key not in known]
-    for begin in range(0, len(new), _BATCH):
-        store.log_batch(run_id, params=new[begin : begin + _BATCH])
-    if new or changed:
-        full = json.dumps(encode_non_finite(dict(params)), ensure_ascii=False, indent=1, default=str)
-        store.log_text(run_id, full, "params.resumed.json" if changed else "params.json")
-    return {f"changed_on_resume.{key}": value for key, value in changed.items()}
-
-
-def _log_tags(store: Any, run_id: str, tags: Mapping[str, str]) -> None:
-    from mlflow.entities import RunTag
-
-    entries = [RunTag(_key(key), _cut(value)) for key, value in tags.items()]
-    for begin in range(0, len(entries), _BATCH):
-        store.log_batch(run_id, tags=entries[begin : begin + _BATCH])
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _key(key: str) -> str:
-    """A name that MLflow accepts."""
-    return re.sub(r"[^\w\-./ :]", "_", key)[:_LONGEST_KEY]
-
-
-def _cut(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"

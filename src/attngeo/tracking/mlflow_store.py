@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from attngeo.errors import UserError
 from attngeo.files import explain_os_errors, path_aside
 
 EXPERIMENTS = ("LaplacianFormer", "Connection walk", "Fiber bundle", "Variational", "Figures and tables")
@@ -76,6 +77,38 @@ def experiment_id(store: Any, name: str) -> str:
     return str(experiment.experiment_id)
 
 
+@contextmanager
+def explain_troubles(root: Path, then: str) -> Iterator[None]:
+    """Turn what MLflow raises into a UserError that names the store; for commands that have no other work.
+
+    MLflow raises errors of its own, of requests, of urllib3 and of SQLAlchemy. `then` ends the remedy.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        where = tracking_uri(root)
+        remedy = (
+            "start that server, or unset MLFLOW_TRACKING_URI" if database(root) is None else "mend or move that file"
+        )
+        raise UserError(
+            f"the MLflow store {where} did not take everything: {reason}", f"{remedy}, then {then}"
+        ) from error
+
+
+@contextmanager
+def store_lock(root: Path) -> Iterator[None]:
+    """Hold the lock of a store that is a file of this machine; a server keeps its own order."""
+    path = database(root)
+    if path is None:
+        yield
+        return
+    with _locked(path):
+        yield
+
+
 def _ensure_experiments(store: Any, artifacts: Path | None) -> None:
     """Make the experiments that are missing; without `artifacts` their files go where the server puts them."""
     for name in EXPERIMENTS:
@@ -98,6 +131,11 @@ def _follow_move(path: Path, artifacts: Path) -> None:
             connection.execute("UPDATE experiments SET artifact_location = ? WHERE name = ?", (here, name))
             connection.execute(
                 "UPDATE runs SET artifact_uri = ? || substr(artifact_uri, ?) WHERE substr(artifact_uri, 1, ?) = ?",
+                (here, len(location) + 1, len(location) + 1, location + "/"),
+            )
+            connection.execute(
+                "UPDATE logged_models SET artifact_location = ? || substr(artifact_location, ?) "
+                "WHERE substr(artifact_location, 1, ?) = ?",
                 (here, len(location) + 1, len(location) + 1, location + "/"),
             )
 
