@@ -1,4 +1,7 @@
-"""Start MLflow on this machine alone and print a link that compares the trainings of a preset, as `make ui` does."""
+"""Start MLflow on this machine alone and print links that compare the trainings of a preset, as `make ui` does.
+
+Where MLFLOW_TRACKING_URI names a server, nothing is started: the links lead there.
+"""
 
 import argparse
 import json
@@ -33,15 +36,50 @@ def newest_trainings(database: Path, preset: str) -> list[tuple[str, str]]:
     return [newest[name] for name in sorted(newest)]
 
 
+def newest_trainings_of_server(preset: str) -> list[tuple[str, str]]:
+    """The same from a server that MLFLOW_TRACKING_URI names."""
+    from attngeo.tracking.mlflow_store import client, explain_troubles
+
+    wanted = f"tags.`attngeo.preset` = '{preset}' AND tags.`attngeo.kind` = 'training'"
+    newest: dict[str, tuple[str, str]] = {}
+    with explain_troubles(ROOT, "run `make ui` again"):
+        store = client(ROOT)
+        experiments = [experiment.experiment_id for experiment in store.search_experiments()]
+        runs = store.search_runs(experiments, wanted, order_by=["attributes.start_time DESC"])
+        for run in sorted(runs, key=lambda run: run.info.status != "FINISHED"):
+            newest.setdefault(run.info.run_name, (run.info.run_id, run.info.experiment_id))
+    return [newest[name] for name in sorted(newest)]
+
+
+def _listed(values: list[str]) -> str:
+    return quote(json.dumps(values, separators=(",", ":")), safe="[],")
+
+
+def _chosen(trainings: list[tuple[str, str]]) -> str:
+    experiments = sorted({experiment for _, experiment in trainings})
+    return f"runs={_listed([run for run, _ in trainings])}&experiments={_listed(experiments)}"
+
+
 def comparison_link(address: str, trainings: list[tuple[str, str]]) -> str:
-    """The address of MLflow's comparison page for `trainings`."""
+    """The address of MLflow's comparison page for `trainings`: parameters side by side, and where they differ."""
+    return f"{address}/#/compare-runs?{_chosen(trainings)}"
 
-    def listed(values: list[str]) -> str:
-        return quote(json.dumps(values, separators=(",", ":")), safe="[],")
 
-    runs = listed([run for run, _ in trainings])
-    experiments = listed(sorted({experiment for _, experiment in trainings}))
-    return f"{address}/#/compare-runs?runs={runs}&experiments={experiments}"
+def curves_link(address: str, trainings: list[tuple[str, str]], metric: str = "val_top1") -> str:
+    """The address of MLflow's page of one metric's curves for `trainings`."""
+    shown = f"metric={quote(json.dumps(metric))}&plot_metric_keys={_listed([metric])}"
+    return f"{address}/#/metric?{_chosen(trainings)}&{shown}"
+
+
+def tell(address: str, preset: str, trainings: list[tuple[str, str]]) -> None:
+    """Print the links, or how the preset gets something to compare."""
+    if trainings:
+        print(f"the {len(trainings)} trainings of preset {preset}:")
+        print(f"  parameters  {comparison_link(address, trainings)}")
+        print(f"  curves      {curves_link(address, trainings)}")
+    else:
+        print(f"preset {preset} has no tracked training yet: make reproduce PRESET={preset}")
+    sys.stdout.flush()
 
 
 def port_is_free(port: int) -> bool:
@@ -61,22 +99,22 @@ def main() -> int:
     parser.add_argument("--preset", default="demo")
     parser.add_argument("--port", type=int, default=5000)
     arguments = parser.parse_args()
-    database = ROOT / "results" / "mlflow.db"
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if uri.startswith(("http://", "https://")):
+        address = uri.rstrip("/")
+        print(f"MLFLOW_TRACKING_URI names a server, {address}: nothing is started here")
+        tell(address, arguments.preset, newest_trainings_of_server(arguments.preset))
+        return 0
+    database = Path(uri.removeprefix("sqlite:///")) if uri else ROOT / "results" / "mlflow.db"
     if not database.exists():
-        print("error: nothing is tracked yet (results/mlflow.db): run `make reproduce` first", file=sys.stderr)
+        print(f"error: nothing is tracked yet ({database}): run `make reproduce` first", file=sys.stderr)
         return 2
     if not port_is_free(arguments.port):
         print(f"error: port {arguments.port} is in use: make ui PORT={arguments.port + 1}", file=sys.stderr)
         return 2
     address = f"http://{HOST}:{arguments.port}"
-    trainings = newest_trainings(database, arguments.preset)
     print(f"MLflow will answer in some seconds at {address} (Ctrl-C stops it)")
-    if trainings:
-        print(f"the {len(trainings)} trainings of preset {arguments.preset} compared:")
-        print(f"  {comparison_link(address, trainings)}")
-    else:
-        print(f"preset {arguments.preset} has no tracked training yet: make reproduce PRESET={arguments.preset}")
-    sys.stdout.flush()
+    tell(address, arguments.preset, newest_trainings(database, arguments.preset))
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["DO_NOT_TRACK"] = "true"
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
@@ -87,4 +125,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from attngeo.errors import UserError
+
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(f"error: {error}")

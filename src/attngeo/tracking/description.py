@@ -50,7 +50,7 @@ def claims_of_file(path: str) -> set[str]:
 
 
 def claims_of_training(root: Path, params: Mapping[str, Any]) -> set[str]:
-    """Ids of the claims shown by what the run feeds, as the preset's run sheet says now; none for a run that left it."""
+    """Ids of the claims shown by what the run feeds, by the preset's run sheet of now; none for a run not in it."""
     from attngeo.config import load_preset
     from attngeo.errors import UserError
 
@@ -167,7 +167,7 @@ def _write_mlmodel(folder: Path, run_id: str, params: Mapping[str, Any], model_i
         size = int(params.get("image_size", options.get("img_size", -1)))
         taken = TensorSpec(np.dtype(np.float32), (-1, 3, size, size), "images")
         given = TensorSpec(np.dtype(np.float32), (-1, int(options.get("num_classes", -1))), "logits")
-    described = {"weights": weights, "name": str(params.get("model", "decoder")), "attention": params.get("attention")}
+    described = {"weights": weights, "model": str(params.get("model", "decoder")), "attention": params.get("attention")}
     model = Model(run_id=run_id, model_id=model_id, signature=ModelSignature(Schema([taken]), Schema([given])))
     model.add_flavor("attngeo", **described)
     model.save(str(folder / "MLmodel"))

@@ -43,10 +43,9 @@ def write(root: Path, job: Job) -> None:
     if not job.preset:
         return
     name = re.sub(r"[^\w\-.]", "_", f"{job.tags.get('attngeo.kind', 'job')}-{job.name}")
+    base = root.resolve()
     paths = [path.resolve() for path in job.artifacts]
-    shown = [
-        str(path.relative_to(root.resolve())) if path.is_relative_to(root.resolve()) else str(path) for path in paths
-    ]
+    shown = [str(path.relative_to(base) if path.is_relative_to(base) else path) for path in paths]
     write_json(
         root / "results" / job.preset / _FOLDER / f"{name}.json",
         {

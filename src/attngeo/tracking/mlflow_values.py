@@ -79,7 +79,7 @@ def log_params(store: Any, run_id: str, params: Mapping[str, Any], known: Mappin
     """
     from mlflow.entities import Param
 
-    flat = {key_of(key): cut(value) for key, value in _flatten(params)}
+    flat = {key_of(key): cut(value) for key, value in flatten(params)}
     changed = {key: f"{known[key]} -> {value}" for key, value in flat.items() if known.get(key, value) != value}
     new = [Param(key, value) for key, value in flat.items() if key not in known]
     for begin in range(0, len(new), _BATCH):
@@ -99,10 +99,11 @@ def log_tags(store: Any, run_id: str, tags: Mapping[str, str]) -> None:
         store.log_batch(run_id, tags=entries[begin : begin + _BATCH])
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and values of nested settings, names joined by dots."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

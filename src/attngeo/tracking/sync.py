@@ -1,7 +1,7 @@
 """Send to MLflow what its store lacks of the files under results/: after an outage, or to a store that is new.
 
-A run that has the digest of its files as a tag is complete and left alone, so a second pass sends nothing. Every part is
-looked for before it is sent, so a pass that is cut off goes on with the next one.
+A run that has the digest of its files as a tag is complete and left alone, so a second pass sends nothing. Every part
+is looked for before it is sent, so a pass that is cut off goes on with the next one.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ from attngeo.tracking import description, journal
 from attngeo.tracking.mlflow_run import record_job
 from attngeo.tracking.mlflow_store import client, experiment_id, explain_troubles, init
 from attngeo.tracking.mlflow_training import FILES, add_inputs, add_model, parent_tags, summarise_seeds
-from attngeo.tracking.mlflow_values import Quiet, log_metrics, log_params, log_tags, metrics_of, place
+from attngeo.tracking.mlflow_values import Quiet, flatten, key_of, log_metrics, log_params, log_tags, metrics_of, place
 from attngeo.tracking.processes import is_gone
 
 _SETTINGS = ("seed", "threads", "world_size")  # parameters that final.json has among the results
@@ -85,13 +85,9 @@ def _sync_training(root: Path, store: Any, preset: str, kind: str, folder: Path,
         run = store.create_run(experiment, start_time=started_ms, run_name=name, tags=parent)
         done.append("made")
     run_id = run.info.run_id
-    missing = {key: value for key, value in params.items() if key not in run.data.params}
-    log_params(store, run_id, missing, run.data.params)
-    log_tags(
-        store,
-        run_id,
-        _training_tags(final) | tags | description.claims_tag(description.claims_of_training(root, params)),
-    )
+    log_params(store, run_id, {key: value for key, value in flatten(params) if key_of(key) not in run.data.params}, {})
+    claims = description.claims_tag(description.claims_of_training(root, params))
+    log_tags(store, run_id, _training_tags(final) | tags | claims)
     points = _missing_points(store, run_id, folder, final, params, ended_ms)
     if points:
         done.append(f"{len(points)} metric values")
