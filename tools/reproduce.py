@@ -96,6 +96,18 @@ def clear_stale_lock(root: Path, unlock: Sequence[str], environment: dict[str, s
         say(f"{unfinished} outputs of an interrupted run are made again; trainings resume from their checkpoints")
 
 
+def remove_half_written(root: Path) -> None:
+    """Remove what killed jobs were writing: files aside (.NAME.PID.aside.SUFFIX) whose process is gone."""
+    removed = 0
+    for path in root.joinpath("results").rglob(".*.aside*"):
+        words = path.name.split(".aside")[0].rpartition(".")
+        if path.is_file() and words[2].isdecimal() and not psutil.pid_exists(int(words[2])):
+            path.unlink(missing_ok=True)
+            removed += 1
+    if removed:
+        say(f"{removed} files that a killed job had not finished are removed")
+
+
 def can_die_with_parent() -> bool:
     """Whether util-linux's setpriv is here; busybox has one that cannot do this."""
     try:
@@ -230,6 +242,7 @@ def reproduce(root: Path, preset: str, cores: int, snakemake: Sequence[str]) -> 
         check_preset(root, preset)
         with only_one(root):
             clear_stale_lock(root, [*snakemake, "--unlock", *configuration], environment)
+            remove_half_written(root)
             mark_killed_runs(root)
             command = [*snakemake, "--cores", str(cores), "--rerun-incomplete", "all", *configuration]
             status = run_passing_signals(command, root, environment)

@@ -173,6 +173,23 @@ def test_a_stale_lock_is_cleared_with_a_message(project: Path, capsys: pytest.Ca
     assert "1 outputs of an interrupted run" in printed
 
 
+def test_files_that_a_killed_job_was_writing_are_removed_and_those_of_a_living_one_left(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = project / "results/demo/runs/a.b"
+    folder.mkdir(parents=True)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    gone = [folder / f".final.{ended.pid}.aside.json", folder / f".x.y.{ended.pid}.aside"]
+    kept = [folder / f".final.{os.getpid()}.aside.json", folder / ".mine.aside.json", folder / "final.json"]
+    for path in (*gone, *kept):
+        path.touch()
+    assert reproduce(project) == 0
+    assert not any(path.exists() for path in gone)
+    assert all(path.exists() for path in kept)
+    assert "2 files that a killed job had not finished are removed" in capsys.readouterr().out
+
+
 def test_the_lock_of_a_running_snakemake_is_left_alone(
     project: Path, running_snakemake: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,8 +85,18 @@ def in_processes(count):
 
 
 def needs(stage):
-    """The resources of a rule: GPUs, memory and minutes."""
-    return {name: getattr(asked(stage), name) for name in ("gpu", "mem_mb", "runtime")}
+    """The resources of a rule: GPUs, and memory and minutes that grow with every attempt, since the last one may have
+    ended for want of them."""
+    resources = asked(stage)
+
+    def growing(amount):
+        return lambda wildcards, attempt: attempt * amount
+
+    return {
+        "gpu": resources.gpu,
+        "mem_mb": growing(resources.mem_mb),
+        "runtime": growing(resources.runtime),
+    }
 
 
 def everything():
