@@ -1,4 +1,4 @@
-"""What goes wrong on other people's machines: a job that lies, no display, cores that do not fit, a disk that is full."""
+"""What goes wrong on other people's machines: a job that lies, no display, too few cores or GPUs, a full disk."""
 
 import json
 import os

@@ -32,6 +32,7 @@ def database(root: Path) -> Path | None:
 def client(root: Path) -> Any:
     """An MlflowClient that gives up on an unreachable server within seconds and tells nobody of its use."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     from mlflow import MlflowClient
