@@ -66,9 +66,9 @@ def comparison_link(address: str, trainings: list[tuple[str, str]]) -> str:
 
 
 def curves_link(address: str, trainings: list[tuple[str, str]], metric: str = "val_top1") -> str:
-    """The address of MLflow's page of one metric's curves for `trainings`."""
+    """The address of MLflow's page of one metric's curves over epochs (MLflow's step) for `trainings`."""
     shown = f"metric={quote(json.dumps(metric))}&plot_metric_keys={_listed([metric])}"
-    return f"{address}/#/metric?{_chosen(trainings)}&{shown}"
+    return f"{address}/#/metric?{_chosen(trainings)}&{shown}&x_axis=step"
 
 
 def tell(address: str, preset: str, trainings: list[tuple[str, str]]) -> None:

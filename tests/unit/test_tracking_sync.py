@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,7 +92,7 @@ def models_of(root: Path, name: str) -> list[Any]:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Two seeds and a figure recorded in a store that is a file."""
-    root = tmp_path_factory.mktemp("an ätt'n project")
+    root = tmp_path_factory.mktemp('it\'s a "difficult" näme 名')
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         for seed, accuracy in ((0, 60.0), (1, 64.0)):
@@ -141,6 +142,15 @@ def test_data_sets_and_models_are_recorded_without_a_pickle(project: Path, tmp_p
 
 def test_a_figures_run_names_the_claims_that_it_shows(project: Path) -> None:
     assert named(project, "fig3").data.tags["attngeo.claims"] == " P2.f "
+
+
+def test_models_are_found_after_the_project_folder_has_moved(project: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "project, elsewhere"
+    shutil.copytree(project, moved)
+    init(moved)
+    for model in models_of(moved, "tiny-s0"):
+        assert Path(model.artifact_location).is_relative_to(moved)
+        assert (Path(model.artifact_location) / "weights.safetensors").is_file()
 
 
 def test_what_is_complete_is_left_alone(project: Path) -> None:

@@ -6,6 +6,7 @@ MLflow takes seconds to import and is imported by the functions that talk to it.
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -56,6 +57,7 @@ def init(root: Path) -> None:
         if not path.exists():
             with path_aside(path) as aside:
                 upgrade.callback(url=f"{_SQLITE}{aside}")
+                _make_default_experiment(aside, path.with_name("mlflow-artifacts"))
         try:
             store = client(root)
         except Exception as error:
@@ -108,6 +110,15 @@ def store_lock(root: Path) -> Iterator[None]:
         return
     with _locked(path):
         yield
+
+
+def _make_default_experiment(path: Path, artifacts: Path) -> None:
+    """Make the experiment that MLflow wants to be there: its own statement breaks on a folder with both quotes."""
+    now_ms = int(time.time() * 1000)
+    columns = "experiment_id, name, artifact_location, lifecycle_stage, creation_time, last_update_time"
+    row = (0, "Default", str(artifacts / "default"), "active", now_ms, now_ms)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"INSERT INTO experiments ({columns}) VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
 def _ensure_experiments(store: Any, artifacts: Path | None) -> None:
