@@ -36,7 +36,7 @@ test: lint  ## the whole suite, with an end-to-end run of the preset smoke
 	$(with_path) $(python) -m pytest -n '$(WORKERS)' -m 'not soak and not workflow'
 	$(with_path) $(python) -m pytest -m 'workflow and not soak'
 
-soak: test-env  ## the long trials
+soak: test-env  ## the long trials; with ATTNGEO_ALLOW_SYSTEM_TESTS=1 also those that change the machine (Slurm, mounts)
 	$(with_path) $(python) -m pytest -m soak
 
 ui: env  ## MLflow on this machine alone, with a link that compares the trainings of PRESET

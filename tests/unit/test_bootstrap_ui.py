@@ -68,3 +68,26 @@ def test_a_busy_port_is_noticed(ui: ModuleType) -> None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         assert not ui.port_is_free(server.getsockname()[1])
+
+
+def test_the_link_to_curves_shows_accuracy_over_epochs(ui: ModuleType) -> None:
+    link = ui.curves_link("http://127.0.0.1:5000", [("r4", "2"), ("r2", "1")])
+    page, _, query = link.partition("?")
+    assert page == "http://127.0.0.1:5000/#/metric"
+    values = {key: unquote(value) for key, _, value in (part.partition("=") for part in query.split("&"))}
+    assert json.loads(values["runs"]) == ["r4", "r2"]
+    assert json.loads(values["metric"]) == "val_top1"
+    assert json.loads(values["plot_metric_keys"]) == ["val_top1"]
+    assert values["x_axis"] == "step"
+
+
+def test_a_server_that_the_environment_names_is_linked_to_and_nothing_started(
+    ui: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking.example:5000/")
+    monkeypatch.setattr(ui, "newest_trainings_of_server", lambda preset: [("r1", "1")])
+    monkeypatch.setattr("sys.argv", ["ui.py"])
+    assert ui.main() == 0
+    printed = capsys.readouterr().out
+    assert "http://tracking.example:5000/#/compare-runs?runs=" in printed
+    assert "nothing is started" in printed

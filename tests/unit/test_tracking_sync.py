@@ -214,6 +214,19 @@ def test_a_server_that_goes_away_in_mid_run_loses_nothing(tmp_path: Path, monkey
         assert sync(root, ["smoke"]).lines == []
 
 
+def test_a_training_whose_weights_are_elsewhere_is_sent_without_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/first.db")
+    training = Training(tmp_path, "light-s0", 0).whole(60.0)
+    (training.folder / "weights.safetensors").unlink()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/second.db")
+    assert len(sync(tmp_path, ["smoke"]).lines) == 1
+    assert named(tmp_path, "light-s0").info.status == "FINISHED"
+    assert models_of(tmp_path, "light-s0") == []
+    assert sync(tmp_path, ["smoke"]).lines == []
+
+
 def test_a_killed_training_is_closed_and_a_running_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/new.db")
     init(tmp_path)

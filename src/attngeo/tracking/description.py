@@ -104,23 +104,29 @@ def datasets_of(root: Path, params: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-@contextmanager
-def model_folder(root: Path, run_id: str, params: Mapping[str, Any], model_id: str) -> Iterator[Path]:
-    """A folder that is an MLflow model of the run's weights: safetensors, what builds the model again, a signature.
-
-    The files are links to those of the run: MLflow copies what they lead to. FileNotFoundError without weights.
-    """
+def model_files(root: Path, params: Mapping[str, Any]) -> list[Path]:
+    """The weights of a finished training and what builds its model again; empty without weights."""
     folder = run_folder(root, params)
+    if not (folder / "final.json").is_file():
+        return []
     if _is_decoder(params):
-        steps = read_json(folder / "final.json")["steps"]
-        files = sorted((folder / f"step{steps}").iterdir())
-        weights = "model.safetensors"
+        files = sorted((folder / f"step{read_json(folder / 'final.json')['steps']}").glob("*"))
     else:
         files = [folder / "weights.safetensors", folder / "final.json"]
-        weights = files[0].name
+    weights = [path for path in files if path.suffix == ".safetensors" and path.is_file()]
+    return files if weights else []
+
+
+@contextmanager
+def model_folder(files: Iterable[Path], run_id: str, params: Mapping[str, Any], model_id: str) -> Iterator[Path]:
+    """A folder that is an MLflow model of these files: the weights (safetensors) with a signature.
+
+    They are linked to: MLflow copies what links lead to.
+    """
     with tempfile.TemporaryDirectory(prefix="attngeo-model-") as made:
         for file in files:
             (Path(made) / file.name).symlink_to(file.resolve(strict=True))
+        [weights] = [path.name for path in Path(made).glob("*.safetensors")]
         _write_mlmodel(Path(made), run_id, params, model_id, weights)
         yield Path(made)
 

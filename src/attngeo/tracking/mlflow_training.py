@@ -69,13 +69,14 @@ def add_inputs(root: Path, store: Any, run: Any, params: Mapping[str, Any]) -> b
 
 
 def add_model(root: Path, store: Any, run_id: str, params: Mapping[str, Any]) -> bool:
-    """Record the weights of a finished training as a model with a signature; whether that was still to be done.
+    """Record the weights of a finished training as a model with a signature; whether there was one to record.
 
     A model that was begun and not completed, since its writer was killed, is removed first.
     """
     from mlflow.entities import LoggedModelOutput
 
-    if not (description.run_folder(root, params) / "final.json").is_file():
+    files = description.model_files(root, params)
+    if not files:
         return False
     run = store.get_run(run_id)
     experiment = run.info.experiment_id
@@ -87,7 +88,7 @@ def add_model(root: Path, store: Any, run_id: str, params: Mapping[str, Any]) ->
     model = store.create_logged_model(
         experiment, name=run.info.run_name.replace(" ", "-"), source_run_id=run_id, params=shown, model_type="attngeo"
     )
-    with description.model_folder(root, run_id, params, model.model_id) as folder:
+    with description.model_folder(files, run_id, params, model.model_id) as folder:
         store.log_model_artifacts(model.model_id, str(folder))
     store.finalize_logged_model(model.model_id, "READY")
     store.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
