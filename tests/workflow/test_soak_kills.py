@@ -152,7 +152,7 @@ def test_twenty_kills_change_nothing(project: ProjectCopy) -> None:
     finished = locks = 0
     while hit.total() < KILLS:
         kind = draw.choice(["snakemake", "training", "make reproduce"])
-        at_s = draw.uniform(0.05, 0.9) * took
+        at_s = draw.uniform(0.05, 0.5) * took  # what is finished is kept, so later moments are reached all the same
         locked = any((project.root / ".snakemake/locks").glob("*.lock"))
         killed, output = run_and_kill(project, at_s, kind)
         wait_until(lambda: not processes_in(project.root), 90, "every process to end")
