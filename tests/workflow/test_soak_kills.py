@@ -127,11 +127,10 @@ def run_and_kill(copy: ProjectCopy, at_s: float, kind: str) -> tuple[str, str]:
         time.sleep(max(0.0, min(0.05, deadline - time.monotonic())))
         if time.monotonic() >= deadline:
             found = victims(copy)
-            chosen = found[kind] or found["snakemake"] or found["make reproduce"]
-            if chosen:
-                killed = next(name for name, processes in found.items() if chosen[0] in processes)
+            if found[kind]:  # of trainings there may be none yet
                 with suppress(psutil.NoSuchProcess):
-                    chosen[0].send_signal(signal.SIGKILL)
+                    found[kind][0].send_signal(signal.SIGKILL)
+                    killed = kind
     output, _ = command.communicate(timeout=900)
     return killed, output
 
