@@ -204,7 +204,7 @@ def places(root: Path, preset: str) -> str:
     """What the run made and how to look at it: only what exists."""
     suffix = "" if preset == "demo" else f" PRESET={preset}"
     known = (
-        ("figures and tables", "paper_figures", "paper_figures/"),
+        ("figures and tables", "paper_figures/index.html", "paper_figures/index.html"),
         ("claims ledger", "paper_figures/claims.html", "paper_figures/claims.html"),
         ("all behind them", f"results/{preset}", f"results/{preset}/"),
         ("compare the trainings", "results/mlflow.db", f"make ui{suffix}"),

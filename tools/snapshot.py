@@ -28,9 +28,10 @@ _BLOCK = re.compile(
 def declared(root: Path, preset_name: str) -> list[str]:
     """What the preset makes and is worth keeping, relative to results/<preset>: no PDF, no weights."""
     preset = load_preset(root, preset_name)
-    targets = [TARGETS[name] for name in (*preset.figures, *preset.tables, *PAGES)]
+    # The gallery links into the tree that it was made in.
+    targets = [TARGETS[name] for name in (*preset.figures, *preset.tables, *PAGES) if name != "index"]
     made = [path for target in targets for path in (*target.inputs(preset), *target.outputs)]
-    return sorted({path for path in made if not path.endswith(".pdf")})
+    return sorted({path for path in [*made, "licences.md"] if not path.endswith(".pdf")})
 
 
 def copy_results(root: Path, preset: str) -> list[Path]:

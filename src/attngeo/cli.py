@@ -790,6 +790,38 @@ def ledger(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
 
 
 @app.command()
+def gallery(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+    """Write the page of every figure and table of a preset, each with where it comes from."""
+    _write_page("index", preset, stamp)
+
+
+@app.command()
+def macros(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+    """Write the headline numbers of a preset's tables as LaTeX macros, and where each comes from."""
+    _write_page("macros", preset, stamp)
+
+
+@app.command()
+def licences(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
+    """Write the licences of the data and models that a preset uses."""
+    config = _preset(preset)
+    _writable(config)
+    _digest(config, stamp, "licences")
+    from attngeo.jobs.licences import write_licences
+
+    typer.echo(write_licences(config))
+
+
+def _write_page(name: str, preset: str, stamp: Path | None) -> None:
+    config = _preset(preset)
+    _writable(config)
+    from attngeo.jobs.draw import draw
+
+    for path in draw(config, name, _digest(config, stamp, f"paper/{name}")):
+        typer.echo(path)
+
+
+@app.command()
 def doctor(
     data: Annotated[
         Optional[Path],  # noqa: UP045

@@ -11,7 +11,7 @@ import pandas as pd
 
 from attngeo.files import json_line, read_json, write_json
 from attngeo.paper import records
-from attngeo.paper.targets import FIGURES
+from attngeo.paper.targets import FIGURES, TABLES
 from attngeo.run_options import options_text, parse_options
 
 KINDS = {
@@ -72,6 +72,7 @@ class Preset:
     fiber_task_runs: Mapping[str, object] = field(default_factory=dict)
     rank_collapse_seeds: tuple[int, ...] = ()
     figures: tuple[str, ...] = tuple(FIGURES)
+    tables: tuple[str, ...] = tuple(TABLES)
 
 
 def write_runs(
@@ -933,4 +934,5 @@ def write_everything(folder: Path, *, nan_run: bool = False) -> dict[str, list[P
             score_rank,
             costs,
         ],
+        "findings": [*(path for path in ablation if path.name == "final.json"), *walks, *decoders],
     }

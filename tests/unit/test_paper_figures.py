@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 DRAW_EVERYTHING = """
 import importlib, json, sys
 from pathlib import Path
-from attngeo.paper import claims, render
+from attngeo.paper import ledger, macros, render
 from attngeo.paper.results import require_inputs
 from attngeo.paper.targets import FIGURES, TABLES
 inputs, out = json.loads(sys.argv[1]), Path(sys.argv[2])
@@ -40,7 +40,9 @@ for name, paths in inputs.items():
         render.write_figure(importlib.import_module(FIGURES[name].module).draw(paths), out / name)
     else:
         render.write_table(importlib.import_module(TABLES[name].module).tabulate(paths), out / name)
-claims.write_page("demo", Path.cwd(), out / "claims.html")
+findings = out / "findings.csv"
+ledger.write_page("demo", Path.cwd(), out / "claims.html", [*map(Path, inputs["tab9"]), findings], inputs)
+macros.write_macros("demo", [out / f"{name}.csv" for name in sorted(TABLES)], out / "macros.tex", out / "macros.csv")
 """
 
 
@@ -72,7 +74,7 @@ def test_bytes_depend_on_the_numbers_alone(tmp_path):
     )
     assert made == again
     expected = {Path(path).name for target in (*FIGURES.values(), *TABLES.values()) for path in target.outputs}
-    assert set(made) == expected | {"claims.html"}
+    assert set(made) == expected | {"claims.html", "macros.tex", "macros.csv"}
 
 
 @pytest.fixture(scope="module")

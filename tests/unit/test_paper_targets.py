@@ -10,13 +10,13 @@ import pytest
 
 import attngeo.paper
 from attngeo.paper import claims
-from attngeo.paper.targets import FIGURES, PAGES, TABLES, TARGETS
+from attngeo.paper.targets import FIGURES, PAGES, TABLES, TARGETS, made_from
 from tests.unit import paper_results
 from tests.unit.paper_results import Dataset, Model, Preset, Run
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(attngeo.paper.__file__).parent
-MAKERS = {"figure": "draw", "table": "tabulate", "page": "write_page"}
+MAKERS = {"figure": "draw", "table": "tabulate", "page": "write_page", "prose": "write_macros"}
 PRESET = Preset(
     "p",
     runs=(Run("a", "m", "d", 0), Run("b", "m", "d", 1, feeds=("tab1",)), Run("c", "m", "d", 2, feeds=())),
@@ -73,7 +73,10 @@ def test_ledger_reads_every_analysis_and_every_run_of_table_1():
     assert {"analyses/injectivity.json", "analyses/variational.json", "analyses/connection_walk/eye.json"} < set(inputs)
     assert {"benchmarks/operators.json", "benchmarks/gpu.json", "benchmarks/solver.json"} < set(inputs)
     assert {"benchmarks/tokens.json", "analyses/trajectories/eye.json"} < set(inputs)
-    assert PAGES["claims"].inputs(PRESET) == inputs
+    assert PAGES["claims"].inputs(PRESET) == [*inputs, "tables/findings.csv"]
+    assert PAGES["claims"].inputs(Preset("p", PRESET.runs, tables=("tab9",))) == TABLES["tab9"].inputs(
+        Preset("p", PRESET.runs)
+    )
 
 
 def test_runs_on_held_out_images_are_no_evidence():
@@ -90,6 +93,28 @@ def test_maps_are_made_for_the_runs_that_feed_them_and_are_no_evidence_as_arrays
     evidence = TABLES["tab9"].inputs(fed)
     assert maps[0] in evidence
     assert maps[1] not in evidence
+
+
+def test_findings_come_from_ablations_walks_and_the_rank_collapse():
+    fed = Preset("p", runs=(Run("a", "m", "d", 0, feeds=("tab4",)),), language_models=PRESET.language_models)
+    expected = ["runs/a/final.json", "analyses/connection_walk/small@q4.json"]
+    assert [path for path in TABLES["findings"].inputs(fed) if "rank_collapse" not in path] == expected
+
+
+def test_pages_and_macros_follow_what_the_preset_makes():
+    preset = Preset("p", figures=("fig2",), tables=("tab1", "findings"))
+    assert PAGES["index"].inputs(preset) == [
+        "figures/fig2.png",
+        "figures/fig2.caption.txt",
+        "tables/tab1.md",
+        "tables/tab1.caption.txt",
+        "tables/findings.md",
+        "tables/findings.caption.txt",
+        "tables/findings.csv",
+    ]
+    assert PAGES["macros"].inputs(preset) == ["tables/tab1.csv", "tables/findings.csv"]
+    assert PAGES["macros"].outputs == ("macros.tex", "macros.csv")
+    assert made_from(preset).keys() == {"fig2", "tab1", "findings"}
 
 
 def test_targets_of_an_empty_preset_have_no_runs():
@@ -124,6 +149,8 @@ def test_data_files_of_a_target_are_those_that_its_module_opens(made_up, tmp_pat
     try:
         if target.kind == "page":
             module.write_page("demo", tmp_path, tmp_path / "page.html")
+        elif target.kind == "prose":
+            module.write_macros("demo", [], tmp_path / "macros.tex", tmp_path / "macros.csv")
         else:
             getattr(module, MAKERS[target.kind])(made_up[name])
         found = opened

@@ -65,7 +65,9 @@ DECODER_FILES = (
 # Names in paper_figures/ and the file below results/<preset>/ that each is a copy of.
 SHOWN = {
     Path(path).name: path for target in TARGETS.values() for path in target.outputs
-}
+} | {"licences.md": "licences.md"}
+# What writes a page, where its command is not that of a figure or a table.
+PAGE_COMMANDS = {"claims": "ledger", "index": "gallery", "macros": "macros"}
 
 
 def stamp(name):
@@ -114,7 +116,8 @@ def everything():
             for name in PRESET.tables
             for ending in ("tex", "md", "csv")
         ),
-        "paper_figures/claims.html",
+        *(f"paper_figures/{path}" for page in PAGES.values() for path in page.outputs),
+        "paper_figures/licences.md",
     ]
 
 
@@ -169,11 +172,12 @@ def target_inputs(target):
 
 def target_outputs(target):
     """Files of a target; the one that a reader looks at goes into `snakemake --report` with its caption."""
-    looked_at = {"figure": ".png", "table": ".csv", "page": ".html"}[target.kind]
+    looked_at = {"figure": ".png", "page": ".html"}.get(target.kind, ".csv")
     outputs = []
     for path in target.outputs:
         file = f"{RESULTS}/{path}"
-        if path.endswith(looked_at):
+        # The report has a gallery of its own; ours shows the pictures beside it.
+        if path.endswith(looked_at) and target.name != "index":
             caption = f"../../{target.caption_file}"
             labels = {target.kind: target.title}
             file = report(

@@ -18,15 +18,31 @@ for target in TARGETS.values():
             **needs("draw"),
         params:
             preset=PRESET.name,
-            command=(
-                "ledger" if target.kind == "page" else f"{target.kind} {target.name}"
-            ),
+            command=PAGE_COMMANDS.get(target.name, f"{target.kind} {target.name}"),
         shell:
             "attngeo {params.command} --preset {params.preset} --stamp {input.code} > {log} 2>&1"
 
 
+rule licences:
+    input:
+        stamp("licences"),
+    output:
+        f"{RESULTS}/licences.md",
+    log:
+        f"{LOGS}/licences.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        **needs("draw"),
+    params:
+        preset=PRESET.name,
+    shell:
+        "attngeo licences --preset {params.preset} --stamp {input} > {log} 2>&1"
+
+
 localrules:
     show,
+    show_page,
     show_preset,
 
 
@@ -39,13 +55,33 @@ rule show:
     log:
         "results/logs/show/{file}.log",
     wildcard_constraints:
-        file="|".join(map(re.escape, SHOWN)),
+        file="|".join(re.escape(name) for name in SHOWN if not name.endswith(".html")),
     conda:
         "../../environment.yml"
     resources:
         **needs("draw"),
     shell:
         "cp {input.copied} {output} 2> {log}"
+
+
+# paper_figures/ is flat, and one level nearer to the project's files.
+rule show_page:
+    input:
+        copied=f"{RESULTS}/{{page}}.html",
+        preset="results/.code/preset.txt",
+    output:
+        "paper_figures/{page}.html",
+    log:
+        "results/logs/show/{page}.log",
+    wildcard_constraints:
+        page="claims|index",
+    conda:
+        "../../environment.yml"
+    resources:
+        **needs("draw"),
+    shell:
+        "sed -E -e 's#(src|href)=\"(figures|tables)/#\\1=\"#g' -e 's#=\"\.\./\.\./#=\"../#g'"
+        " {input.copied} > {output} 2> {log}"
 
 
 rule show_preset:

@@ -1,4 +1,4 @@
-"""Job: draw a figure, make a table or write the ledger of a preset."""
+"""Job: draw a figure, make a table or write a page of a preset."""
 
 import importlib
 import time
@@ -7,13 +7,14 @@ from pathlib import Path
 from attngeo.config import Preset
 from attngeo.paper import claims
 from attngeo.paper.claims import Verdict
-from attngeo.paper.targets import TARGETS
+from attngeo.paper.gallery import EXPERIMENT
+from attngeo.paper.targets import PAGES, TARGETS, made_from
 from attngeo.tracking.mlflow_run import log_job
 
 
 def judge(preset: Preset) -> list[Verdict]:
     """The verdict on every claim, from the files that this preset makes."""
-    inputs = [preset.results / path for path in TARGETS["claims"].inputs(preset)]
+    inputs = [preset.results / path for path in PAGES["claims"].inputs(preset)]
     return claims.evaluate(preset.name, preset.results, inputs)
 
 
@@ -25,7 +26,9 @@ def draw(preset: Preset, name: str, code_digest: str) -> list[Path]:
     outputs = [preset.results / path for path in target.outputs]
     module = importlib.import_module(target.module)
     if target.kind == "page":
-        module.write_page(preset.name, preset.results, outputs[0], inputs=inputs)
+        module.write_page(preset.name, preset.results, outputs[0], inputs=inputs, made_from=made_from(preset))
+    elif target.kind == "prose":
+        module.write_macros(preset.name, inputs, *outputs)
     else:
         from attngeo.paper import render
 
@@ -36,7 +39,7 @@ def draw(preset: Preset, name: str, code_digest: str) -> list[Path]:
             render.write_table(module.tabulate(inputs), stem)
     log_job(
         preset.root,
-        "Figures and tables",
+        EXPERIMENT,
         name,
         params={"target": name, "preset": preset.name, "inputs": len(inputs)},
         metrics={"wall_s": time.monotonic() - started},

@@ -9,10 +9,10 @@ from attngeo.config import DecoderCheckpoint, Preset, RunRow
 from attngeo.data import embedded
 from attngeo.evaluation.token_sizes import FUSED_SOFTMAX
 from attngeo.files import write_aside
-from attngeo.jobs import gpu_timings, sources
+from attngeo.jobs import gpu_timings, licences, sources
 from attngeo.layers.registry import ATTENTION_KINDS, FEED_FORWARDS
 from attngeo.models.names import feed_forward_of, kinds_in
-from attngeo.paper.targets import PAGES, TARGETS, Target
+from attngeo.paper.targets import PAGES, TARGETS, Target, made_from
 from attngeo.tracking.code_digest import CodeDigest, write_stamp
 
 _NUMERICS = ("torch", "torchvision", "timm", "numpy")
@@ -312,7 +312,14 @@ def _target(preset: Preset, digest: CodeDigest, target: Target) -> dict[str, Any
     paper = preset.root / "src/attngeo/paper"
     modules = [target.module, *([] if target in PAGES.values() else ["attngeo.paper.render"])]
     files = [paper / name for name in target.data_files]
-    return digest.explain(modules, files=files, values={"inputs": target.inputs(preset)}, packages=_DRAWING)
+    values: dict[str, Any] = {"inputs": target.inputs(preset)}
+    if target.kind == "page":
+        values["made_from"] = made_from(preset)
+    return digest.explain(modules, files=files, values=values, packages=_DRAWING)
+
+
+def _licences(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
+    return digest.explain(["attngeo.jobs.licences"], values={"used": [asdict(used) for used in licences.used(preset)]})
 
 
 def stamp_names(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], dict[str, Any]]]]:
@@ -341,6 +348,7 @@ def stamp_names(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], di
     yield "benchmarks/tokens", lambda d: _token_benchmark(preset, d)
     yield "benchmarks/metric_costs", lambda d: _metric_costs(preset, d)
     yield "benchmarks/gpu", lambda d: _gpu_timings(preset, d)
+    yield "licences", lambda d: _licences(preset, d)
     for name, target in TARGETS.items():
         yield f"paper/{name}", lambda d, target=target: _target(preset, d, target)  # type: ignore[misc]
 

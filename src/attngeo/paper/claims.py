@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 
-from attngeo.files import write_aside
 from attngeo.paper import records
 from attngeo.paper.decisions import DECISIONS, Finding, Lacking, Number, Outcome, optional_rows
 from attngeo.paper.results import model_options_of, read_finals, rows_of, size_of
@@ -19,7 +18,7 @@ from attngeo.paper.results import model_options_of, read_finals, rows_of, size_o
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DECISIONS", "Claim", "Verdict", "VerdictName", "claims", "evaluate", "page", "write_page"]
+__all__ = ["DECISIONS", "Claim", "Verdict", "VerdictName", "claims", "evaluate"]
 
 POWERED_PRESETS = ("study", "imagenet")
 UNDERPOWERED_PRESETS = ("smoke",)
@@ -169,41 +168,6 @@ def read_evidence(paths: Sequence[Path]) -> "pd.DataFrame":
     evidence = pd.concat(frames, ignore_index=True)
     evidence.attrs = {"settings": settings}
     return evidence
-
-
-def page(verdicts: Sequence[Verdict]) -> str:
-    """The ledger as one self-contained HTML page."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string((files("attngeo.paper") / "ledger_page.html").read_text(encoding="utf-8"))
-    counts = {name.value: sum(v.verdict is name for v in verdicts) for name in VerdictName}
-    papers = list(dict.fromkeys(verdict.claim.paper for verdict in verdicts))
-    presets = sorted({verdict.preset for verdict in verdicts})
-    return template.render(
-        verdicts=verdicts,
-        counts=counts,
-        papers=papers,
-        preset=", ".join(presets),
-        who_confirms=WHO_CONFIRMS,
-        number_text=number_text,
-    )
-
-
-def write_page(
-    preset_name: str, results_dir: str | Path, out: str | Path, inputs: Iterable[str | Path] | None = None
-) -> None:
-    """Judge every claim, as `evaluate` does, and write the ledger page to `out`."""
-    text = page(evaluate(preset_name, results_dir, inputs))
-    with write_aside(out) as stream:
-        stream.write(text)
-
-
-def number_text(value: Number) -> str:
-    """A number that a verdict used, as text."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _capped(claim: Claim, finding: Finding, preset_name: str, shortfalls: Sequence[str]) -> tuple[VerdictName, str]:

@@ -52,11 +52,13 @@ class Preset(Protocol):
     def finished_decoders(self) -> Sequence[AnalysedModel]: ...
     @property
     def figures(self) -> Sequence[str]: ...
+    @property
+    def tables(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)
 class Target:
-    """A figure, a table or a page of the paper.
+    """A figure, a table, a page or the numbers for prose of the paper.
 
     `inputs(preset)` lists files relative to results/<preset>/; `data_files` are read from the package's `paper` folder
     and belong, like the module, to what decides whether the target must be made again.
@@ -77,6 +79,8 @@ class Target:
         """Files that this target writes, relative to results/<preset>/."""
         if self.kind == "page":
             return (f"{self.name}.html",)
+        if self.kind == "prose":
+            return (f"{self.name}.tex", f"{self.name}.csv")
         endings = ("pdf", "png", "csv", "caption.txt") if self.kind == "figure" else ("csv", "md", "tex", "caption.txt")
         return tuple(f"{self.kind}s/{self.name}.{ending}" for ending in endings)
 
@@ -97,6 +101,8 @@ TOKEN_BENCHMARK = "benchmarks/tokens.json"
 SCORE_RANK = "analyses/score_rank.json"
 METRIC_COSTS = "benchmarks/low_rank_metric.json"
 GPU_TIMINGS = "benchmarks/gpu.json"
+RANK_COLLAPSE = "analyses/rank_collapse.json"
+FINDINGS = "tables/findings.csv"
 
 
 def connection_walk_file(model_id: str) -> str:
@@ -151,6 +157,33 @@ def ledger_files(preset: Preset) -> list[str]:
     fiber = [*fiber_task_files(preset), *rank_collapse_files(preset)]
     fiber += [FIBER_BUNDLE, PREDICTIONS] if fiber else []
     return list(dict.fromkeys([*finals, *connection_walk_files(preset), *fiber, *records]))
+
+
+def made_from(preset: Preset) -> dict[str, list[str]]:
+    """Every figure and table of the preset with the files, relative to results/<preset>/, that it is made from."""
+    return {name: TARGETS[name].inputs(preset) for name in (*preset.figures, *preset.tables)}
+
+
+def _findings_inputs(preset: Preset) -> list[str]:
+    """The ablations of table 4, every pretrained model's walk, and the rank collapse where the preset measures it."""
+    walks = connection_walk_files(preset)
+    measured = [path for path in ledger_files(preset) if path == RANK_COLLAPSE or path in walks]
+    return [*run_files(preset, "tab4", ("final.json",)), *measured]
+
+
+def _claims_inputs(preset: Preset) -> list[str]:
+    """What the ledger rests on, and the findings that its page leads with."""
+    return [*ledger_files(preset), *([FINDINGS] if "findings" in preset.tables else [])]
+
+
+def _gallery_inputs(preset: Preset) -> list[str]:
+    figures = [path for name in preset.figures for path in FIGURES[name].outputs if path.endswith((".png", ".txt"))]
+    tables = [path for name in preset.tables for path in TABLES[name].outputs if path.endswith((".md", ".txt"))]
+    return [*figures, *tables, *([FINDINGS] if "findings" in preset.tables else [])]
+
+
+def _macros_inputs(preset: Preset) -> list[str]:
+    return [f"tables/{name}.csv" for name in preset.tables]
 
 
 def _fig2_inputs(preset: Preset) -> list[str]:
@@ -387,6 +420,17 @@ TABLES: dict[str, Target] = {
         _table(9, "tab09_ledger", "The ledger of claims", (), ledger_files, ("claims.yaml",)),
         # Without a number: no table of the papers' is of these kinds.
         Target(
+            "findings",
+            0,
+            "table",
+            "The three findings",
+            "attngeo.paper.tables.findings",
+            "workflow/report/findings.rst",
+            ("P2.c", "P3.f", "P4.e"),
+            _findings_inputs,
+            ("claims.yaml", "published/replication.csv"),
+        ),
+        Target(
             "edge",
             0,
             "table",
@@ -410,16 +454,40 @@ TABLES: dict[str, Target] = {
 }
 
 PAGES: dict[str, Target] = {
-    "claims": Target(
-        "claims",
-        0,
-        "page",
-        "The ledger of claims",
-        "attngeo.paper.claims",
-        "workflow/report/claims.rst",
-        (),
-        ledger_files,
-        ("claims.yaml", "ledger_page.html"),
+    target.name: target
+    for target in (
+        Target(
+            "claims",
+            0,
+            "page",
+            "The ledger of claims",
+            "attngeo.paper.ledger",
+            "workflow/report/claims.rst",
+            (),
+            _claims_inputs,
+            ("claims.yaml", "ledger_page.html", "page_base.html", "page_findings.html"),
+        ),
+        Target(
+            "index",
+            0,
+            "page",
+            "Figures and tables",
+            "attngeo.paper.gallery",
+            "workflow/report/index.rst",
+            (),
+            _gallery_inputs,
+            ("gallery_page.html", "page_base.html", "page_findings.html"),
+        ),
+        Target(
+            "macros",
+            0,
+            "prose",
+            "Numbers for prose",
+            "attngeo.paper.macros",
+            "workflow/report/macros.rst",
+            (),
+            _macros_inputs,
+        ),
     )
 }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attngeo.paper.ablations import (
     BASE_KIND,
@@ -17,6 +17,9 @@ from attngeo.paper.ablations import (
 from attngeo.paper.render import Tabulated
 from attngeo.paper.results import read_published, rows_of, size_of
 from attngeo.run_options import OptionValue
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What the failed replication did, as far as readers of it report, in the words of the layers' options.
 CHOICES: dict[str, dict[str, OptionValue]] = {
@@ -36,11 +39,7 @@ _ROLES = ("reference", "other kind", "replication", "replication, all", "further
 def tabulate(inputs: Sequence[Path]) -> Tabulated:
     """Tabulate runs' final.json under the reports of the replication."""
     finals = read_ablation(inputs, "tab4")
-    groups = compare(finals, "tab4")
-    for group in groups:
-        group |= _described(group)
-    for group in groups:
-        group["share"] = _share(group, groups)
+    groups = _compared(finals)
     names = list(CHOICES)
     groups.sort(
         key=lambda g: (
@@ -75,6 +74,21 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         {"choice": "3.5cm", "source": "3cm"},
         long=True,
     )
+
+
+def replication_answer(finals: Sequence[Path]) -> str:
+    """What runs say to the question what explains the replication's failure; empty where none makes all its choices."""
+    return _conclusion(_compared(read_ablation(finals, "tab4"))).strip()
+
+
+def _compared(finals: "pd.DataFrame") -> list[dict[str, Any]]:
+    """The groups of `compare` with their words, roles and shares."""
+    groups = compare(finals, "tab4")
+    for group in groups:
+        group |= _described(group)
+    for group in groups:
+        group["share"] = _share(group, groups)
+    return groups
 
 
 def _described(group: Mapping[str, Any]) -> dict[str, Any]:
