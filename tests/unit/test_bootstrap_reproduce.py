@@ -120,12 +120,13 @@ def test_one_call_with_the_preset_and_where_the_results_lie(project: Path, capsy
     for absent in ("paper_figures", "results/demo", "make ui"):
         assert absent not in printed
     (project / "paper_figures").mkdir()
-    (project / "paper_figures" / "claims.html").touch()
+    for page in ("index", "claims"):
+        (project / "paper_figures" / f"{page}.html").touch()
     (project / "results" / "demo").mkdir()
     (project / "results" / "mlflow.db").touch()
     printed = load().places(project, "demo")
     places = [line.split("  ")[-1].strip() for line in printed.splitlines()[1:]]
-    assert places == ["paper_figures/", "paper_figures/claims.html", "results/demo/", "make ui"]
+    assert places == ["paper_figures/index.html", "paper_figures/claims.html", "results/demo/", "make ui"]
     (project / "results" / "smoke").mkdir()
     assert load().places(project, "smoke").endswith("make ui PRESET=smoke")
 

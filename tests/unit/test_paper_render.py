@@ -26,6 +26,32 @@ def test_latex_escapes_every_special_character():
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("[a] *b*", "{[}a] {*}b{*}"),
+        ('say "a"', "say ''a''"),
+        ("d\u00e4ns \u00e9\u0161", "d\u00e4ns \u00e9\u0161"),
+        ("x\t\x00\u4e2d", "x (U+0000)(U+4E2D)"),
+        ("d\u00b2 \u2212 \u03b2", r"d\textsuperscript{2} $-$ $\beta$"),
+    ],
+)
+def test_latex_prints_any_text(text, escaped):
+    assert render.escape_latex(text) == escaped
+
+
+def test_caption_says_whose_numbers_are_where_no_column_does(tmp_path):
+    frame = pd.DataFrame({"a": [1.0]})
+    for columns, caption, expected in (
+        (frame, "c.", "c. All numbers are this project's (kind: ours)."),
+        (frame.assign(kind="paper"), "c.", "c."),
+        (frame, "c (kind: ours).", "c (kind: ours)."),
+    ):
+        render.write_table(render.Tabulated(columns, caption, "l"), tmp_path / "t")
+        assert (tmp_path / "t.caption.txt").read_text() == expected + "\n"
+        assert expected in (tmp_path / "t.md").read_text()
+
+
 def test_latex_table_is_booktabs_with_as_many_cells_in_each_row():
     lines = render.to_latex(TABLE).splitlines()
     assert {r"\toprule", r"\midrule", r"\bottomrule"} <= set(lines)

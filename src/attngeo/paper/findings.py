@@ -71,7 +71,5 @@ def _score_trend(walks: Sequence[Path]) -> str:
 
 
 def _judged(verdict: Verdict) -> str:
-    """A verdict in words; one without any number is untested here."""
-    if verdict.verdict is VerdictName.UNTESTED and not verdict.numbers:
-        return f"{UNTESTED}: {verdict.reason}"
-    return f"{verdict.verdict}: {verdict.reason}"
+    """A verdict in words."""
+    return f"{UNTESTED if verdict.verdict is VerdictName.UNTESTED else verdict.verdict}: {verdict.reason}"

@@ -2,8 +2,9 @@
 
 import math
 import numbers
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EN_DASH = "–"
+OURS = "kind: ours"
 
 # Without the creation date, and without the library's version: a new matplotlib alone must not change a figure.
 _PDF_METADATA: dict[str, Any] = {"CreationDate": None, "ModDate": None, "Creator": "attngeo", "Producer": "attngeo"}
@@ -33,16 +35,26 @@ _LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
+    '"': "''",
+    "[": "{[}",  # after the end of a row it would open an argument
+    "*": "{*}",
     "–": "--",
     "—": "---",
     "±": r"$\pm$",
     "×": r"$\times$",
     "≤": r"$\leq$",
     "≥": r"$\geq$",
+    "²": r"\textsuperscript{2}",
+    "·": r"$\cdot$",
+    "−": "$-$",
+    "→": r"$\rightarrow$",
+    "∞": r"$\infty$",
+    "κ": r"$\kappa$",
+    "β": r"$\beta$",
     "λ": r"$\lambda$",
     "ε": r"$\varepsilon$",
 }
+_LATIN = re.compile(r"[ -~À-ÖØ-öø-ſ]")  # what LaTeX's own UTF-8 tables and fonts know
 
 
 @dataclass(frozen=True)
@@ -81,12 +93,13 @@ def write_figure(drawn: Drawn, out_stem: str | Path) -> list[Path]:
         with path_aside(paths[1]) as aside:
             drawn.figure.savefig(aside, format="png", metadata=_PNG_METADATA)
     _write_text(paths[2], to_csv(drawn.data))
-    _write_text(paths[3], drawn.caption.strip() + "\n")
+    _write_text(paths[3], with_kind(drawn.caption, drawn.data.columns) + "\n")
     return paths
 
 
 def write_table(table: Tabulated, out_stem: str | Path) -> list[Path]:
     """Write out_stem.{csv,md,tex,caption.txt}, each complete or not at all; returns the paths."""
+    table = replace(table, caption=with_kind(table.caption, table.frame.columns))
     texts = {
         "csv": to_csv(table.frame),
         "md": to_markdown(table),
@@ -151,8 +164,19 @@ def to_latex(table: Tabulated) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """The text with every character that LaTeX treats specially escaped; a line break becomes a space."""
-    return "".join(_LATEX.get(character, character) for character in text.replace("\n", " "))
+    """The text as LaTeX prints it in any font; white space becomes a space, a letter that LaTeX lacks its code."""
+    return "".join(_escaped(character) for character in re.sub(r"\s", " ", text))
+
+
+def _escaped(character: str) -> str:
+    known = _LATEX.get(character, character)
+    return known if character in _LATEX or _LATIN.match(character) else f"(U+{ord(character):04X})"
+
+
+def with_kind(caption: str, columns: Iterable[object]) -> str:
+    """The caption, and whose the numbers are where no column `kind` says so of each."""
+    said = "kind" in [str(name) for name in columns] or OURS in caption
+    return caption.strip() if said else f"{caption.strip()} All numbers are this project's ({OURS})."
 
 
 def cell_texts(table: Tabulated) -> list[list[str]]:

@@ -64,8 +64,8 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     caption = (
         "Image classification, top-1 accuracy on the validation set. kind: paper = as published (neither "
         "n nor spread reported), derived = counted by this project from its reading of the architecture, ours = "
-        "measured by this project: mean, sample standard deviation and n over seeds, each on so many images of the "
-        "validation set (images). MACs (ours) count "
+        f"measured by this project: mean, sample standard deviation and n = {span(ours['n'])} over seeds, each on so "
+        "many images of the validation set (images). MACs (ours) count "
         "convolutions, linear layers and products with tokens; the next column adds distances, the solver, Nystrom "
         "statistics and metric inversions; the published counting rule is unknown. The data sets and the scale differ "
         "from ImageNet's: compare within one data set only. Ours differ in more than the kernel: the Gaussian kind "
