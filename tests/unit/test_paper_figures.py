@@ -23,6 +23,7 @@ from attngeo.paper.layers import interval_95, isometry_by_layer
 from attngeo.paper.results import require_inputs
 from attngeo.paper.targets import FIGURES, TABLES
 from attngeo.paper.walks import number_of_model
+from tests.print_checks import assert_series_differ_without_colour
 from tests.tolerances import RASTERISED_SCATTER_BYTES
 from tests.unit import paper_results
 
@@ -87,9 +88,14 @@ def with_nan(tmp_path_factory):
 def test_caption_names_preset_device_and_n(with_nan, name):
     caption = made(name, with_nan).caption
     assert "reset demo" in caption
-    if name != "tab9":
+    if name not in ("tab9", "findings"):  # words that point to where the numbers stand with theirs
         assert paper_results.DEVICE in caption
         assert "n = " in caption or name == "tab1"
+
+
+@pytest.mark.parametrize("name", list(FIGURES))
+def test_series_are_told_apart_without_colour(with_nan, name):
+    assert_series_differ_without_colour(made(name, with_nan).figure, name)
 
 
 @pytest.mark.parametrize(("name", "count"), [("fig2", 6), ("fig3", 2), ("fig16", 12), ("tab1", 2)])

@@ -48,6 +48,14 @@ def test_every_file_linked_exists(name: str) -> None:
             assert (ROOT / target).exists(), target
 
 
+def test_every_worked_example_is_run_by_a_test() -> None:
+    tests = "".join(file.read_text(encoding="utf-8") for file in sorted((ROOT / "tests").rglob("test_*.py")))
+    examples = re.findall(r"<!-- example: (\S+) -->\n```bash\n", README)
+    assert len(set(examples)) == len(examples) >= 6
+    for name in examples:
+        assert re.search(rf'run_example\(\w+, "{name}"\)|<!-- example: {name} -->', tests), f"no test runs {name}"
+
+
 def test_every_preset_is_described() -> None:
     for file in sorted((ROOT / "config").glob("*/config.yaml")):
         assert f"`{file.parent.name}`" in README, file.parent.name

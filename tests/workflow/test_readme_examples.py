@@ -13,12 +13,14 @@ from PIL import Image
 from attngeo.data import embedded
 from tests.workflow.project_copy import ROOT, ProjectCopy
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
 pytestmark = [pytest.mark.workflow, pytest.mark.network, pytest.mark.timeout(900)]
 
 
 def example(name: str) -> str:
     """The shell block behind the marker `<!-- example: name -->`."""
-    found = re.search(rf"<!-- example: {name} -->\n```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    found = re.search(rf"<!-- example: {name} -->\n```bash\n(.*?)```", README, re.DOTALL)
     assert found, f"README.md has no example {name}"
     return found[1]
 
@@ -96,6 +98,10 @@ def test_own_attention_kind(finished_copy: ProjectCopy) -> None:
     run_example(finished_copy, "own-attention")
     curves = pd.read_csv(finished_copy.root / "results/my-attention/figures/fig2.csv")
     assert any("mean" in str(value).lower() for value in curves.to_numpy().ravel())
+    models = re.search(r"In Python the models are timm's:\n\n```python\n(.*?)```", README, re.DOTALL)
+    assert models
+    (finished_copy.root / "models.py").write_text(models[1])
+    finished_copy.run("python models.py")
     source = finished_copy.root / "my_attention.py"
     source.write_text(source.read_text().replace(".mean(1, keepdim=True)", ".amax(1, keepdim=True)"))
     planned = finished_copy.planned("--config preset=my-attention")

@@ -1,5 +1,6 @@
 """The three questions that the project was built to answer, each answered from the records of one preset."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,12 +63,16 @@ def _score_trend(walks: Sequence[Path]) -> str:
         values = mean_over_layers(frame[frame["metric"] == "isometry_score"], control)
         found = size_correlations(by_size(values[values["model"].isin(sizes)], models, sizes))
         texts += [
-            f"{name} of {family} {precision} {value:+.2f} over {count} sizes"
+            f"{name} of {family} {precision} {_correlation(value)} over {count} sizes"
             for (family, precision), (value, count) in found.items()
         ]
     if not texts:
         return ""
     return f"Spearman with size before the null is taken off (at least {MINIMAL_SIZES} sizes): {', '.join(texts)}. "
+
+
+def _correlation(value: float) -> str:
+    return f"{value:+.2f}" if math.isfinite(value) else "none (all equal)"
 
 
 def _judged(verdict: Verdict) -> str:

@@ -22,16 +22,19 @@ PANELS = (
 )
 PUBLISHED_COLORS = {TORCH: "#B8B8B8", OWN: "#000000"}
 CPU_COLORS = {TORCH: "#9DBBE3", OWN: "#0B4F9E"}
+# By whose they are: in grey the light bars of torch are alike, and so are the dark ones of the kernels.
+PAPER_HATCH, CPU_HATCH, GPU_HATCHES = "", "////", ("....", "xxxx")
 GPU_COLORS = ({TORCH: "#F2BF9B", OWN: "#D55E00"}, {TORCH: "#A9DDD5", OWN: "#1E8477"})
 RESOLUTION_MS = 0.005  # published times have two decimals: 0.00 is anything below
 
 
 @dataclass(frozen=True)
 class Bars:
-    """One series of bars and where it comes from."""
+    """One series of bars and where it comes from; `hatch` tells it apart in grey print."""
 
     label: str
     color: str
+    hatch: str
     times: "pd.DataFrame"
 
 
@@ -79,14 +82,15 @@ def _series(paper: "pd.DataFrame", cpu: "pd.DataFrame", gpu: "pd.DataFrame") -> 
     series = []
     for form, color in PUBLISHED_COLORS.items():
         name = "torch" if form == TORCH else "CUDA"
-        series.append(Bars(f"{name}, A100 (paper)", color, paper[paper["form"] == form]))
+        series.append(Bars(f"{name}, A100 (paper)", color, PAPER_HATCH, paper[paper["form"] == form]))
     for form, color in CPU_COLORS.items():
         name = "torch" if form == TORCH else "attngeo"
-        series.append(Bars(f"{name}, one CPU thread (ours)", color, cpu[cpu["form"] == form]))
+        series.append(Bars(f"{name}, one CPU thread (ours)", color, CPU_HATCH, cpu[cpu["form"] == form]))
     for index, (device, times) in enumerate(gpu.groupby("device", sort=True)):
         for form, color in GPU_COLORS[index % len(GPU_COLORS)].items():
             name = "torch" if form == TORCH else "attngeo"
-            series.append(Bars(f"{name}, {device} (ours)", color, times[times["form"] == form]))
+            hatch = GPU_HATCHES[index % len(GPU_HATCHES)]
+            series.append(Bars(f"{name}, {device} (ours)", color, hatch, times[times["form"] == form]))
     return series
 
 
@@ -100,6 +104,8 @@ def _draw_panel(axis: "Axes", series: Sequence[Bars], operation: str, direction:
         drawn = axis.bar(centre, values, 0.92 * width, color=bars.color, edgecolor=bars.color, linewidth=0.5)
         for bar, value in zip(drawn, times["time_ms"], strict=True):
             bar.set_fill(value > 0)
+            bar.set_hatch(bars.hatch)
+            bar.set_hatchcolor("#FFFFFF")
         drawn.set_label(bars.label)
         spread = times["spread_ms"].astype(float).fillna(0.0)
         if spread.any():
