@@ -12,6 +12,7 @@ import pytest
 from attngeo.paper.targets import FIGURES, TABLES
 from tests.workflow.project_copy import ProjectCopy
 
+PAGES_SHOWN = {"claims.html", "index.html", "macros.tex", "macros.csv", "licences.md", "PRESET"}
 FED_TABLES = set(TABLES) - {"tuning"}  # what the runs of the preset smoke feed
 
 pytestmark = [pytest.mark.workflow, pytest.mark.network, pytest.mark.timeout(1200)]
@@ -31,7 +32,7 @@ def test_the_users_command_makes_every_figure_table_and_the_ledger(finished: Pro
     made = {path.name for path in (finished.root / "paper_figures").iterdir()}
     expected = {f"{name}.{ending}" for name in FIGURES for ending in ("pdf", "png")}
     expected |= {f"{name}.{ending}" for name in FED_TABLES for ending in ("csv", "md", "tex")}
-    assert expected | {"claims.html", "PRESET"} <= made
+    assert expected | PAGES_SHOWN <= made
     assert (finished.root / "paper_figures/PRESET").read_text().strip() == "demo"
     assert all((finished.root / "paper_figures" / name).stat().st_size > 0 for name in made)
 
@@ -111,7 +112,7 @@ def _trainings(jobs: list[str]) -> set[str]:
 def test_a_statement_in_a_figure_redraws_that_figure_only(finished_copy: ProjectCopy) -> None:
     append(finished_copy.root / "src/attngeo/paper/figures/fig10_transport_isometry.py", "\n_CHANGED = 1\n")
     jobs = finished_copy.planned()
-    assert {job.split()[0] for job in jobs} <= {"fig10", "show", "all"}
+    assert {job.split()[0] for job in jobs} <= {"fig10", "index", "show", "show_page", "all"}
     assert any(job.startswith("fig10") for job in jobs)
 
 
@@ -143,7 +144,7 @@ def test_timings_of_another_gpu_redraw_what_shows_them_and_nothing_else(finished
     (measured / "operators.json").write_text("{}")
     rules = {job.split()[0] for job in finished_copy.planned()}
     assert {"gpu_timings", "fig5", "tab5", "tab9", "claims"} <= rules
-    assert rules <= {"gpu_timings", "fig5", "tab5", "tab9", "claims", "show", "all"}
+    assert rules <= {"gpu_timings", "fig5", "tab5", "tab9", "claims", "index", "macros", "show", "show_page", "all"}
 
 
 def test_comments_docstrings_and_reverted_edits_rerun_nothing(finished_copy: ProjectCopy) -> None:
@@ -189,7 +190,7 @@ def test_another_presets_figures_do_not_stay_among_this_ones(finished_copy: Proj
     shutil.copytree(finished_copy.root / "results/demo", finished_copy.root / "results/smoke")
     finished_copy.run("snakemake --cores 2 all --config preset=smoke")
     shown = {path.name for path in (finished_copy.root / "paper_figures").iterdir()}
-    expected = {"PRESET", "claims.html", "fig2.pdf", "fig2.png", "fig16.pdf", "fig16.png"}
+    expected = PAGES_SHOWN | {"fig2.pdf", "fig2.png", "fig16.pdf", "fig16.png"}
     expected |= {f"tab9.{ending}" for ending in ("csv", "md", "tex", "caption.txt")}
     assert shown <= expected
     assert {"PRESET", "fig2.pdf", "fig16.png", "tab9.csv"} <= shown
@@ -234,7 +235,7 @@ def test_reproduce_again_has_nothing_to_do_and_says_where_things_are(finished_co
 def test_switching_presets_redraws_nothing_that_exists(finished_copy: ProjectCopy) -> None:
     shutil.copytree(finished_copy.root / "results/demo", finished_copy.root / "results/smoke")
     jobs = finished_copy.planned("--config preset=smoke")
-    assert {job.split()[0] for job in jobs} <= {"show", "show_preset", "all"}, jobs
+    assert {job.split()[0] for job in jobs} <= {"show", "show_page", "show_preset", "all"}, jobs
 
 
 CONFIG, SHEET, RECIPE = "config/demo/config.yaml", "config/demo/runs.tsv", "config/recipes/smoke.yaml"
