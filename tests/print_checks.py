@@ -18,7 +18,16 @@ POINTS_AN_INCH = 72
 TALLEST_IN = 9.0  # text height of a conference page, its caption on the next one
 MOST_PDF_BYTES = 600_000
 MOST_PNG_BYTES = 1_200_000
-SPREADS = ("standard deviation", "sample std", "interval", "quartile", "median lies above", "up to the median", "+- ")
+SPREADS = (
+    "standard deviation",
+    "standard error",
+    "sample std",
+    "interval",
+    "quartile",
+    "median lies above",
+    "up to the median",
+    "+- ",
+)
 _BARE = re.compile(r"(?<!\\)[#_^~]|(?<!\\)%.+\S")
 
 

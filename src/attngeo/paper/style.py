@@ -50,7 +50,8 @@ ATTENTION = {
 }
 CONTROL = {
     "trained": Series("trained", "#D55E00", "o", "-"),
-    "null": Series("shape-matched null", "#9C9C9C", "s", (0, (4, 1.5))),
+    # Drawn beside attention kinds too, so its marker is none of theirs.
+    "null": Series("shape-matched null", "#9C9C9C", "X", (0, (4, 1.5))),
     "random_init": Series("random init", "#0B4F9E", "^", (0, (1, 1.2))),
     "excess": Series("excess over null", "#000000", "D", "-"),
 }

@@ -60,8 +60,9 @@ def draw(inputs: Sequence[Path]) -> Drawn:
         f"Cost of one attention layer against the number of tokens, {drawn_pass}: one image, heads {layer['heads']:g}, "
         f"head width {layer['head_dim']:g}, {layer['landmarks']:g} landmarks at most, float32, one thread, each point "
         "in a process of its own. Time: the smallest processor time of n = "
-        f"{span(int(n) for n in times['n'])} repeats, memory reused between them; peak memory: in use at once by one "
-        "pass, beyond the process before it. Plain softmax keeps its N x N weights, the fused one does not. Dotted: "
+        f"{span(int(n) for n in times['n'])} repeats, memory reused between them (how far the "
+        "median lies above it is in fig4.csv); peak memory: in use at once by one pass, beyond the "
+        "process before it. Plain softmax keeps its N x N weights, the fused one does not. Dotted: "
         f"slopes 1 and 2. {_exponents_sentence(data)}{_left_out_sentence(data)}Preset {preset_name(inputs)} on "
         f"{frame.attrs['provenance'].get('device', 'unknown device')}."
     )
