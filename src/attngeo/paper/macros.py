@@ -87,6 +87,15 @@ HEADLINES: dict[str, Headlines] = {
         ),
         ("family",),
     ),
+    "tab8": Headlines(
+        ("task", "model"),
+        (
+            Quantity("loss (nats)", "Loss", ".4f", "std"),
+            Quantity("accuracy (%)", "Accuracy", ".1f"),
+            Quantity("fiber minus", "FiberMinus", "+.4f", "±"),
+        ),
+        (),
+    ),
     "tab9": Headlines(("claim",), (Quantity("verdict", "Verdict", ""),), ()),
     "edge": Headlines(
         ("model", "image (px)", "attention"),
