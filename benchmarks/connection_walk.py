@@ -2,9 +2,11 @@
 
 The straightforward one keeps the attention maps of all layers and windows, forms W_V W_O and T_ij as C x C matrices and
 decomposes these. Both must give the same numbers before either counts. Times are processor time of all threads of one
-run each, with freed memory given back at once; memory is the peak beyond the loaded model. Compared are the trained
-network's graphs, transports and heads with their nulls; the straightforward one does without whatever leaves the first
-token out and without intervals, which this project's time includes. Run it on an idle machine:
+run each. Memory is the peak beyond the loaded model, each in a process of its own, with freed memory given back at once
+and as few edges and null draws as there can be: these cost time, not memory. The straightforward one's memory grows
+with the windows, and this project's does not, so that the ratio is that of the windows measured. Compared are the
+trained network's graphs, transports and heads with their nulls; the straightforward one does without whatever leaves
+the first token out and without intervals, which this project's time includes. Run it on an idle machine:
 `python -m benchmarks.connection_walk --help`.
 """
 
@@ -21,6 +23,7 @@ from torch import Tensor
 from attngeo.connection_walk import analysis, nulls, stationarity, transport, walk
 from attngeo.connection_walk.measurements import Rows
 from attngeo.evaluation import timing
+from attngeo.evaluation.apart import apart
 from attngeo.language_models.architectures import HeadWeights
 from attngeo.language_models.loading import LoadedModel, load, random_init
 from attngeo.language_models.windows import text_windows
@@ -31,7 +34,8 @@ R = TypeVar("R")
 Numbers = dict[tuple[int, int, str, str], float]
 
 MODEL = "smollm2-135m-instruct@gguf-q4_1"
-EDGES, NULL_DRAWS = 4, 16
+OPTIONS = {"seed": 0, "edges": 4, "null_draws": 16}
+SPARING = OPTIONS | {"edges": 1, "null_draws": 2}  # where memory alone is measured
 AGREEMENT = 1e-5  # both see the same float32 maps; of the numbers compared, angles and logs lose the most digits
 SPECTRA_AGREEMENT = 1e-6
 GOALS = {
@@ -167,6 +171,25 @@ def spectra(weights: HeadWeights, edges: int, *, repeats: int, seconds: float) -
     return rows
 
 
+def memory(model: str | None, quick: bool, straight: bool, windows: int, tokens: int) -> tuple[float, Numbers]:
+    """MiB at the peak of one implementation beyond the loaded model, and its numbers; for a process of its own."""
+    timing.return_pages()
+    loaded, texts = opened(model, quick)
+    inputs = text_windows(loaded, texts, windows, tokens)
+    form = straightforward if straight else ours
+    form(loaded, [inputs[0][:5]], **SPARING)  # loads code and starts threads, which are nobody's memory
+    numbers, _, mib, _ = measured(lambda: form(loaded, inputs, **SPARING))
+    return mib, numbers
+
+
+def budget(model: str | None, quick: bool, windows: int, tokens: int) -> tuple[float, float]:
+    """Processor seconds of all measurements, and MiB at their peak with everything in it; for a process of its own."""
+    timing.return_pages()
+    loaded, texts = opened(model, quick)
+    _, seconds, _, peak = measured(lambda: analysis.analyze(loaded, texts, windows=windows, window_tokens=tokens))
+    return seconds, peak
+
+
 def measured(call: Callable[[], R]) -> tuple[R, float, float, float]:
     """What a call returns, its processor seconds, and its peak in MiB: beyond what was there, and in all."""
     Path("/proc/self/clear_refs").write_text("5")
@@ -178,35 +201,45 @@ def measured(call: Callable[[], R]) -> tuple[R, float, float, float]:
     return result, seconds, (peak - before) / 2**10, peak / 2**10
 
 
-def run(
-    loaded: LoadedModel, texts: Any, *, windows: int, window_tokens: int, budget_windows: int, quick: bool
-) -> list[dict[str, Any]]:
-    """Everything that is measured, as rows."""
-    timing.return_pages()  # what was freed before must not hide what a call takes
-    rows = spectra(loaded.sites[0].weights(), 4, repeats=3 if quick else 10, seconds=0.1 if quick else 3.0)
-    inputs = text_windows(loaded, texts, windows, window_tokens)
-    options = {"seed": 0, "null_draws": NULL_DRAWS, "edges": EDGES}
-    ours(loaded, inputs[:1], **options)  # loads code and starts threads, which is nobody's time
+def opened(model: str | None, quick: bool) -> tuple[LoadedModel, Any]:
+    """The model and what it reads."""
+    if quick:
+        return _tiny(), torch.randint(53, (8, 11), generator=generator(0, "tokens"))
+    from attngeo.data import text
+    from attngeo.data.embedded import fetch
+
+    return load(model or fetch(MODEL)), text.load()
+
+
+def compare_times(loaded: LoadedModel, inputs: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """Processor seconds of both implementations on the same windows, and how far their numbers are apart."""
+    ours(loaded, inputs[:1], **SPARING)  # loads code and starts threads, which is nobody's time
     say(f"this project, {len(inputs)} windows")
-    found, seconds, mib, _ = measured(lambda: ours(loaded, inputs, **options))
+    found, seconds, _, _ = measured(lambda: ours(loaded, inputs, **OPTIONS))
     say(f"straightforward, {len(inputs)} windows")
-    expected, dense_seconds, dense_mib, _ = measured(lambda: straightforward(loaded, inputs, **options))
+    expected, dense_seconds, _, _ = measured(lambda: straightforward(loaded, inputs, **OPTIONS))
     worst, where = disagreement(expected, found)
     say(f"numbers differ by at most {worst:.1e} ({where})")
-    rows += [
+    return [
         _row("disagreement", worst, "1"),
         *(_row("time", value, "s", form) for form, value in (("ours", seconds), ("straightforward", dense_seconds))),
-        *(_row("memory", value, "MiB", form) for form, value in (("ours", mib), ("straightforward", dense_mib))),
         _row("time_ratio", dense_seconds / seconds, "1"),
+    ]
+
+
+def compare_memory(model: str | None, quick: bool, windows: int, tokens: int) -> list[dict[str, Any]]:
+    """Peaks of both implementations on the same windows, and how far their numbers are apart."""
+    say(f"memory, {windows} windows")
+    (mib, found), (dense_mib, expected) = (
+        apart(memory, model, quick, straight, windows, tokens) for straight in (False, True)
+    )
+    worst, where = disagreement(expected, found)
+    say(f"numbers differ by at most {worst:.1e} ({where})")
+    return [
+        _row("memory_disagreement", worst, "1"),
+        *(_row("memory", value, "MiB", form) for form, value in (("ours", mib), ("straightforward", dense_mib))),
         _row("memory_ratio", dense_mib / max(mib, 1.0), "1"),
     ]
-    if budget_windows:
-        say(f"all measurements, {budget_windows} windows")
-        del inputs
-        call = lambda: analysis.analyze(loaded, texts, windows=budget_windows, window_tokens=window_tokens)  # noqa: E731
-        _, seconds, _, peak = measured(call)
-        rows += [_row("budget_s", seconds, "s"), _row("budget_mib", peak, "MiB")]
-    return rows
 
 
 def _row(metric: str, value: float, unit: str, form: str = "") -> dict[str, Any]:
@@ -217,6 +250,7 @@ def wrong(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Which numbers are not the same."""
     limits = {
         "disagreement": AGREEMENT,
+        "memory_disagreement": AGREEMENT,
         "head_spectra_error": SPECTRA_AGREEMENT,
         "edge_spectra_error": SPECTRA_AGREEMENT,
     }
@@ -261,29 +295,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", nargs="?", help=f"model folder or hub name (default: the embedded {MODEL})")
-    parser.add_argument("--windows", type=int, default=4, help="windows of both implementations (default 4)")
-    parser.add_argument("--window-tokens", type=int, default=256, help="tokens a window (default 256)")
+    parser.add_argument("--windows", type=int, default=2, help="windows that both are timed on, 0 for none (default 2)")
+    parser.add_argument(
+        "--memory-windows", type=int, default=8, help="windows that both take memory for, 0 for none (default 8)"
+    )
     parser.add_argument("--budget-windows", type=int, default=32, help="windows of the budget, 0 for none (default 32)")
+    parser.add_argument("--window-tokens", type=int, default=256, help="tokens a window (default 256)")
     parser.add_argument("--quick", action="store_true", help="a tiny random model: says nothing but runs in seconds")
     parser.add_argument("--out", type=Path, help="write every number to this CSV file")
     chosen = parser.parse_args(arguments)
-    if chosen.quick:
-        draw = generator(0, "tokens")
-        loaded, texts = _tiny(), torch.randint(53, (8, 11), generator=draw)
-        chosen.windows, chosen.budget_windows = min(chosen.windows, 2), min(chosen.budget_windows, 2)
-    else:
-        from attngeo.data import text
-        from attngeo.data.embedded import fetch
-
-        loaded, texts = load(chosen.model or fetch(MODEL)), text.load()
-    rows = run(
-        loaded,
-        texts,
-        windows=chosen.windows,
-        window_tokens=chosen.window_tokens,
-        budget_windows=chosen.budget_windows,
-        quick=chosen.quick,
+    quick, tokens = chosen.quick, chosen.window_tokens
+    most = 2 if quick else sys.maxsize
+    windows, memory_windows, budget_windows = (
+        min(asked, most) for asked in (chosen.windows, chosen.memory_windows, chosen.budget_windows)
     )
+    rows: list[dict[str, Any]] = []
+    if budget_windows:
+        say(f"all measurements, {budget_windows} windows")
+        seconds, peak = apart(budget, chosen.model, quick, budget_windows, tokens)
+        rows += [_row("budget_s", seconds, "s"), _row("budget_mib", peak, "MiB")]
+    if memory_windows:
+        rows += compare_memory(chosen.model, quick, memory_windows, tokens)
+    if windows:
+        timing.return_pages()
+        loaded, texts = opened(chosen.model, quick)
+        rows += spectra(loaded.sites[0].weights(), 4, repeats=3 if quick else 10, seconds=0.1 if quick else 3.0)
+        rows += compare_times(loaded, text_windows(loaded, texts, windows, tokens))
     print(tables(rows))
     if chosen.out is not None:
         write(rows, chosen.out)

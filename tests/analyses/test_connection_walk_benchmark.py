@@ -20,13 +20,18 @@ def test_the_quick_benchmark_agrees_with_the_straightforward_implementation(tmp_
     assert "goals" in done.stdout
     rows = pd.read_csv(out).set_index("metric")["value"]
     assert 0 < rows["disagreement"] <= benchmark.AGREEMENT
+    assert 0 < rows["memory_disagreement"] <= benchmark.AGREEMENT
     assert set(benchmark.GOALS) <= set(rows.index)
     assert rows[[metric for metric in benchmark.GOALS if metric != "memory_ratio"]].min() > 0
 
 
 @pytest.mark.parametrize(
     ("metric", "limit"),
-    [("disagreement", benchmark.AGREEMENT), ("edge_spectra_error", benchmark.SPECTRA_AGREEMENT)],
+    [
+        ("disagreement", benchmark.AGREEMENT),
+        ("memory_disagreement", benchmark.AGREEMENT),
+        ("edge_spectra_error", benchmark.SPECTRA_AGREEMENT),
+    ],
 )
 def test_wrong_numbers_are_named_and_nan_is_wrong(metric: str, limit: float) -> None:
     for value, is_wrong in ((limit / 2, False), (2 * limit, True), (float("nan"), True)):
