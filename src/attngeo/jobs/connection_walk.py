@@ -22,6 +22,7 @@ def connection_walk(preset: Preset, model_id: str, code_digest: str) -> None:
         windows=settings.windows,
         window_tokens=settings.window_tokens,
         null_draws=settings.null_draws,
+        edges=settings.edges,
         seed=0,
     )
     heads = frame[(frame["metric"] == "isometry_score") & (frame["head"] >= 0)]

@@ -34,6 +34,7 @@ def connection_walk_runs(preset: Preset, code_digest: str) -> None:
             partial(_untrained, preset, row, batches.num_classes),
             model_id=row.run_id,
             null_draws=NULL_DRAWS * settings.null_draws,
+            edges=settings.edges,
         )
         frames.append(frame.assign(dataset=row.dataset, attention=row.attention_kind, seed=row.seed))
     walked = pd.concat(frames, ignore_index=True)
@@ -45,7 +46,10 @@ def connection_walk_runs(preset: Preset, code_digest: str) -> None:
         experiment="Connection walk",
         name="connection walk of trained runs",
         code_digest=code_digest,
-        params={"runs": [row.run_id for row in runs], "images": settings.images, "null_draws": settings.null_draws},
+        params={
+            "runs": [row.run_id for row in runs],
+            **{key: getattr(settings, key) for key in ("images", "null_draws", "edges")},
+        },
         metrics={
             f"isometry_excess_{kind}": float(group["value"].mean()) for kind, group in excess.groupby("attention")
         },
