@@ -403,6 +403,10 @@ def analyze_connection_walk(
         Optional[Path],  # noqa: UP045
         typer.Option("--text", help="A text file or a folder of .txt files, in place of the embedded texts."),
     ] = None,
+    features: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--features", help="For a speech model: log-mel features [recordings, mel bins, frames], .npy."),
+    ] = None,
     revision: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--revision", help="Commit, tag or branch of a hub name."),
@@ -436,7 +440,7 @@ def analyze_connection_walk(
     """
     if offline:
         os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "ATTNGEO_OFFLINE"), "1")
-    own = [text, revision, dtype, windows, window_tokens, weights_only or None, out]
+    own = [text, features, revision, dtype, windows, window_tokens, weights_only or None, out]
     if model is None or runs:
         _walk_runs(model, runs, own, _preset(preset), stamp, threads)
         return
@@ -465,6 +469,7 @@ def analyze_connection_walk(
         settings=ConnectionWalkConfig(**{key: value for key, value in given.items() if value is not None}),
         model_id=model if listed else None,
         texts=text,
+        features=features,
         revision=revision,
         dtype=dtype,
         offline=offline,

@@ -101,7 +101,8 @@ EAGER_ONLY = ("bloom", "gemma2", "mpnet")
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in EAGER_ONLY])
 def test_the_analysed_network_is_the_one_that_people_run(family: str) -> None:
     loaded, window = _loaded((family, {}))
-    inputs = {"pixel_values" if loaded.adapter.reads == "images" else "input_ids": window[None]}
+    own = window.to(loaded.model.dtype) if loaded.adapter.reads == "audio" else window
+    inputs = {loaded.adapter.input_name: own[None]}
     states = []
     for implementation in ("eager", "sdpa"):
         loaded.model.config._attn_implementation = implementation
@@ -245,9 +246,7 @@ def test_the_proof_notices_a_wrong_query_or_key(wrong: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_analysed_from_its_folder(family: str, tmp_path: Path) -> None:
     folder = tiny.saved(tmp_path / family, tiny.config(family))
-    given = tiny.windows(tiny.config(family), 1)
-    kind = "images" if ARCHITECTURES[family].reads == "images" else "texts"
-    frame = analyze(folder, **{kind: given}, null_draws=2, edges=1)  # type: ignore[arg-type]
+    frame = analyze(folder, **tiny.given(tiny.config(family), 1), null_draws=2, edges=1)  # type: ignore[arg-type]
     assert set(frame["family"]) == {family}
     assert frame.query("metric == 'identity_error'")["value"].max() <= WALK_IDENTITY_FLOAT64
     trained = frame.query("metric == 'isometry_score' and control == 'trained'")["value"]
@@ -261,13 +260,15 @@ def test_a_checkpoint_with_a_head_loads_without_it(family: str, tmp_path: Path) 
         "dinov2": transformers.AutoModelForImageClassification,
         "t5": transformers.AutoModelForSeq2SeqLM,
         "vit": transformers.AutoModelForImageClassification,
+        "whisper": transformers.AutoModelForSpeechSeq2Seq,
     }
     usual = transformers.AutoModelForCausalLM if ARCHITECTURES[family].causal else transformers.AutoModelForMaskedLM
     model = heads.get(family, usual).from_config(tiny.config(family))
     tiny.move_parameters(model)
     model.save_pretrained(tmp_path)
+    own = model.get_encoder() if family == "whisper" else model.base_model
     for name, parameter in load(tmp_path).model.named_parameters():
-        assert torch.equal(parameter, model.base_model.get_parameter(name)), name
+        assert torch.equal(parameter, own.get_parameter(name)), name
 
 
 def test_of_an_encoder_decoder_the_encoder_alone_is_analysed(tmp_path: Path) -> None:

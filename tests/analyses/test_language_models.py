@@ -14,7 +14,7 @@ from attngeo.errors import UserError
 from attngeo.language_models.architectures import ARCHITECTURES, architecture_of
 from attngeo.language_models.capture import LayerCapture, in_float64, stream_layers, working_precision_softmax
 from attngeo.language_models.loading import load, parameters, random_init
-from attngeo.language_models.windows import image_windows, shuffled_window, text_windows
+from attngeo.language_models.windows import audio_windows, image_windows, shuffled_window, text_windows
 from tests.analyses import tiny_language_models as tiny
 
 FAMILIES = tuple(ARCHITECTURES)
@@ -70,8 +70,8 @@ def test_captured_maps_are_the_models_own(family: str) -> None:
     window = tiny.windows(loaded.model.config)[0]
     captured: list[LayerCapture] = []
     stream_layers(loaded, window, captured.append)
-    key = "pixel_values" if loaded.adapter.reads == "images" else "input_ids"
-    own = loaded.model(**{key: window[None]}, output_attentions=True, **loaded.adapter.call_options)
+    inputs = window[None].double() if loaded.adapter.reads == "audio" else window[None]
+    own = loaded.model(**{loaded.adapter.input_name: inputs}, output_attentions=True, **loaded.adapter.call_options)
     assert [capture.layer for capture in captured] == list(range(tiny.LAYERS))
     for capture, attention in zip(captured, own.attentions, strict=True):
         torch.testing.assert_close(capture.attention, attention[0], rtol=0, atol=0)
@@ -339,3 +339,50 @@ def test_text_without_a_tokenizer_and_images_of_the_wrong_kind_are_refused() -> 
         image_windows(vision, torch.zeros(0, 3, 28, 28), windows=1)
     with pytest.raises(TypeError, match="float tensor"):
         image_windows(vision, torch.zeros(2, 3, 28, 28, dtype=torch.uint8), windows=1)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if ARCHITECTURES[family].reads == "tokens"])
+def test_the_longest_window_that_is_let_through_runs_and_a_longer_one_is_refused(family: str) -> None:
+    """RoBERTa and MPNet have positions in their tables that no token can have."""
+    loaded = tiny.loaded(tiny.config(family))
+    positions = ARCHITECTURES[family].positions(loaded.model.config)
+    longest = 97 if positions is None else positions  # longer than any table of the tiny configurations
+    if positions is not None:
+        with pytest.raises(UserError, match=f"exceeds the {positions} positions"):
+            text_windows(loaded, torch.zeros(1, positions + 1, dtype=torch.long), 1, 4)
+    window = text_windows(loaded, torch.full((1, longest), 5), 1, 4)[0]
+    captured: list[LayerCapture] = []
+    stream_layers(loaded, window, captured.append)
+    assert len(captured) == tiny.LAYERS
+    assert captured[0].attention.shape[-1] == longest
+
+
+def test_token_ids_beyond_the_vocabulary_and_none_at_all_are_refused() -> None:
+    loaded = tiny.loaded(tiny.config("gpt2"))
+    for ids in (torch.tensor([[1, tiny.VOCABULARY]]), torch.tensor([[-1, 2]])):
+        with pytest.raises(UserError, match="exceed the 53 of tiny"):
+            text_windows(loaded, ids, 1, 2)
+    with pytest.raises(UserError, match="hold nothing"):
+        text_windows(loaded, torch.empty(0, 5, dtype=torch.long), 1, 5)
+
+
+def test_features_of_another_shape_or_kind_are_refused_and_shuffled_by_token() -> None:
+    loaded = tiny.loaded(tiny.config("whisper"))
+    good = tiny.windows(loaded.model.config, 3)
+    assert len(audio_windows(loaded, good, 2)) == 2
+    spoilt = good.clone()
+    spoilt[1, 2, 3] = torch.nan
+    for features, expected in (
+        (good[:, :, :-1], "reads 7 mel bins of 22 frames"),
+        (good[:, :-1], "reads 7 mel bins of 22 frames"),
+        (good.long(), "floating-point"),
+        (good[0], "floating-point"),
+        (good[:0], "hold nothing"),
+        (spoilt, "not all finite"),
+    ):
+        with pytest.raises(UserError, match=expected):
+            audio_windows(loaded, features, 2)
+    shuffled = shuffled_window(loaded, good[0], torch.Generator().manual_seed(3))
+    pairs, moved = (window.unflatten(1, (11, 2)).transpose(0, 1).flatten(1).tolist() for window in (good[0], shuffled))
+    assert moved != pairs
+    assert sorted(moved) == sorted(pairs)

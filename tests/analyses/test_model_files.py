@@ -34,12 +34,6 @@ INDEX = "model.safetensors.index.json"
 FAMILIES = sorted(ARCHITECTURES)
 
 
-def given(configuration: Any, count: int = 3) -> dict[str, Any]:
-    """Input of `analyze` for a family."""
-    drawn = tiny.windows(configuration, count)
-    return {"texts": None, "images": drawn} if drawn.dim() == 4 else {"texts": drawn}
-
-
 def sharded(folder: Path, shards: int, dtype: torch.dtype = torch.float32) -> Path:
     """A tiny Llama below a language-model head's names, in so many shards."""
     tiny.saved(folder, tiny.config("llama", groups=1), dtype)
@@ -177,13 +171,13 @@ def test_layer_by_layer_gives_the_same_bits_as_a_whole_model(
     folder = tiny.saved(tmp_path / "tiny", configuration, torch.bfloat16)
     opened = load(folder, None)
     assert opened.weights is None
-    whole = analyze(opened, **given(configuration))
+    whole = analyze(opened, **tiny.given(configuration))
     monkeypatch.setattr(loading, "ON_DEMAND_SHARE", 0.0)
     opened = load(folder, None)
     assert opened.weights is not None, "larger than the share of memory"
     assert "they stay on disk" in caplog.text
     assert isinstance(opened.sites, SitesOnDemand)
-    pd.testing.assert_frame_equal(whole, analyze(opened, **given(configuration)), check_exact=True)
+    pd.testing.assert_frame_equal(whole, analyze(opened, **tiny.given(configuration)), check_exact=True)
     assert load(folder, torch.float32).weights is None, "another precision is a copy"
 
 
@@ -192,7 +186,7 @@ def test_the_weights_alone_give_the_rows_of_the_whole_analysis(family: str, tmp_
     configuration = tiny.config(family)
     folder = tiny.saved(tmp_path / "tiny", configuration)
     alone = analyze_weights(folder, seed=5)
-    whole = analyze(folder, **given(configuration, 1), seed=5)
+    whole = analyze(folder, **tiny.given(configuration, 1), seed=5)
     keys = ["model", "precision", "layer", "head", "metric", "control"]
     both = alone.merge(whole, on=keys, suffixes=("", "_whole"), how="left")
     assert {"trained", "null", "excess", "random_init"} <= set(alone["control"])
@@ -240,13 +234,9 @@ def test_pages_are_given_back_after_every_layer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_untrained_network_follows_the_librarys_law(family: str) -> None:
-    import transformers
-
     configuration = tiny.config(family, heads=4, head_dim=16)
     adapter = ARCHITECTURES[family]
-    theirs = getattr(transformers, adapter.model_class)._from_config(
-        configuration, attn_implementation="eager", **adapter.model_options
-    )
+    theirs = adapter.network._from_config(configuration, attn_implementation="eager", **adapter.model_options)
     ours = random_init(configuration, 3, model_id="x").model
     assert not any(parameter.is_meta for parameter in ours.parameters())
     own = dict(ours.named_parameters())
@@ -281,7 +271,7 @@ def test_an_untrained_network_is_the_same_drawn_whole_or_layer_by_layer(family: 
 
 
 def test_a_window_that_would_not_fit_is_refused_with_the_longest_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = tiny.loaded(tiny.config("gpt2"))
+    loaded = tiny.loaded(tiny.config("gpt2", n_positions=700))
     monkeypatch.setattr(memory, "available_bytes", lambda: 100 * 2**20)
     with pytest.raises(UserError, match=r"600 tokens of tiny takes about 0\.\d GiB") as refusal:
         text_windows(loaded, torch.zeros(1, 600, dtype=torch.long), 1, 600)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -155,3 +156,33 @@ def test_a_model_of_the_preset_is_measured_as_the_preset_says_unless_asked_other
     with pytest.raises(UserError, match="'absent'") as refusal:
         run("absent")
     assert "minilm-l3" in refusal.value.remedy
+
+
+def test_a_speech_model_reads_features_and_nothing_else(folder: Path) -> None:
+    configuration = tiny.config("whisper")
+    tiny.saved(folder / "ear", configuration)
+    recordings = tiny.windows(configuration, 3).numpy()
+    np.save(folder / "sound.npy", recordings)
+    np.save(folder / "one.npy", recordings[0].astype("float16"))
+    for file in ("sound.npy", "one.npy"):
+        run("./ear", "--features", file, "--out", "ear.json")
+        rows = records.read(folder / "ear.json")
+        assert set(rows["family"]) == {"whisper"}
+        windows = rows.query("metric == 'spectral_gap' and control == 'trained'")["n"]
+        assert set(windows) == {3 if file == "sound.npy" else 1}
+    run("./ear", "--weights-only", "--out", "ear.json")
+    np.save(folder / "words.npy", np.array(["a"]))
+    (folder / "torn.npy").write_bytes((folder / "sound.npy").read_bytes()[:200])
+    for arguments, expected in (
+        ([], "speech model"),
+        (["--text", "my.txt"], "speech model"),
+        (["--features", "absent.npy"], "absent.npy cannot be read"),
+        (["--features", "my.txt"], "my.txt cannot be read"),
+        (["--features", "torn.npy"], "torn.npy cannot be read"),
+        (["--features", "words.npy"], "floating-point"),
+    ):
+        with pytest.raises(UserError, match=expected) as refusal:
+            run("./ear", *arguments)
+        assert "text" in expected or "--text" in arguments or "--features FILE.npy" in refusal.value.remedy
+    with pytest.raises(UserError, match="reads tokens"):
+        run("./model", "--features", "sound.npy")

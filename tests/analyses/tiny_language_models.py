@@ -8,6 +8,7 @@ import transformers
 from torch import Tensor
 
 from attngeo.language_models.architectures import architecture_of
+from attngeo.language_models.families.audio import FRAMES_PER_TOKEN
 from attngeo.language_models.loading import LoadedModel
 
 VOCABULARY = 53
@@ -19,6 +20,8 @@ FREE_HEADS = ("dinov2", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qw
 GROUPED = ("falcon", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
 """Families whose heads may share keys and values."""
 ROTARY = ("falcon", "gpt_neox", "modernbert", *GROUPED[1:])
+EVEN = (*ROTARY, "whisper")
+"""Families whose positions come in pairs of components."""
 EVERYDAY = ("bert", "dinov2", "gpt2", "llama")
 """One family of each kind, for tests of what does not depend on the family."""
 
@@ -31,12 +34,12 @@ def config(
     width: int | None = None,
     **changed: Any,
 ) -> Any:
-    """A configuration of `family` with 3 layers; rotary families have an even head_dim, one more than an odd one asked.
+    """A configuration of `family` with 3 layers; those of `EVEN` have an even head_dim, one more than an odd one asked.
 
     `width` is the hidden size where the family lets it differ from heads times head_dim, a sliding window is shorter
     than the windows of tokens, and biases and soft caps are on where there are any.
     """
-    if family in ROTARY:
+    if family in EVEN:
         head_dim += head_dim % 2
     width = width or (heads * 6 if family == "llama" else heads * head_dim)
     sizes: dict[str, Any] = {"hidden_size": width, "num_hidden_layers": LAYERS, "num_attention_heads": heads}
@@ -87,6 +90,11 @@ def config(
         case "t5":
             entries = {"vocab_size": VOCABULARY, "d_model": width, "d_kv": head_dim, "d_ff": 17, "num_layers": LAYERS}
             entries |= {"num_heads": heads, "relative_attention_num_buckets": 6, "relative_attention_max_distance": 9}
+        case "whisper":
+            entries = {"vocab_size": VOCABULARY, "d_model": width, "num_mel_bins": 7, "max_source_positions": 11}
+            entries |= {"encoder_layers": LAYERS, "encoder_attention_heads": heads, "encoder_ffn_dim": 17}
+            entries |= {"decoder_layers": 1, "decoder_attention_heads": 1, "decoder_ffn_dim": 5, "pad_token_id": 0}
+            entries |= {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
         case "vit":
             entries = sizes | image | {"intermediate_size": 17}
         case _:
@@ -99,9 +107,7 @@ def network(configuration: Any, dtype: torch.dtype = torch.float64, seed: int = 
     adapter = architecture_of(configuration)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = getattr(transformers, adapter.model_class)._from_config(
-            configuration, attn_implementation="eager", **adapter.model_options
-        )
+        model = adapter.network._from_config(configuration, attn_implementation="eager", **adapter.model_options)
     move_parameters(model, seed)
     return model.to(dtype).eval().requires_grad_(False)
 
@@ -125,11 +131,21 @@ def loaded(configuration: Any, dtype: torch.dtype = torch.float64, seed: int = 0
 
 
 def windows(configuration: Any, count: int = 3, tokens: int = 11, seed: int = 0) -> Tensor:
-    """Token ids [count, tokens], or images [count, 3, 21, 28] for a vision family."""
+    """Token ids [count, tokens], images [count, 3, 21, 28] or log-mel features [count, 7, 22] as the family reads."""
     draw = torch.Generator().manual_seed(seed)
-    if architecture_of(configuration).reads == "images":
-        return torch.randn(count, 3, 21, 28, generator=draw)
+    match architecture_of(configuration).reads:
+        case "images":
+            return torch.randn(count, 3, 21, 28, generator=draw)
+        case "audio":
+            frames = FRAMES_PER_TOKEN * configuration.max_source_positions
+            return torch.randn(count, configuration.num_mel_bins, frames, generator=draw)
     return torch.randint(VOCABULARY, (count, tokens), generator=draw)
+
+
+def given(configuration: Any, count: int = 3) -> dict[str, Tensor]:
+    """The same as an argument of `analyze`."""
+    argument = {"tokens": "texts", "images": "images", "audio": "features"}[architecture_of(configuration).reads]
+    return {argument: windows(configuration, count)}
 
 
 def saved(folder: Path, configuration: Any, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:

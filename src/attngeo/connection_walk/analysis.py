@@ -38,7 +38,7 @@ from attngeo.language_models.capture import (
     working_precision_softmax,
 )
 from attngeo.language_models.loading import LoadedModel, load, parameters, random_init
-from attngeo.language_models.windows import image_windows, shuffled_window, text_windows
+from attngeo.language_models.windows import audio_windows, image_windows, shuffled_window, text_windows
 from attngeo.training.seeding import derive_seed, generator
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ INITS = 5  # untrained networks behind the random_init control, each on the firs
 INITS_OF_LARGE = 3  # the same above LARGE parameters, where one network takes minutes to draw
 INIT_WINDOWS = 2
 LARGE = 1_000_000_000
+_KINDS = {"tokens": ("language", "text"), "images": ("vision", "images"), "audio": ("speech", "log-mel features")}
 
 
 def analyze(
@@ -61,6 +62,7 @@ def analyze(
     seed: int = 0,
     null_draws: int = 16,
     images: Tensor | None = None,
+    features: Tensor | None = None,
     edges: int = 4,
 ) -> "pd.DataFrame":
     """Measure one model as a connection walk: a row a (layer, head, metric, control), columns `COLUMNS`.
@@ -82,6 +84,7 @@ def analyze(
         windows, window_tokens: how much of it; the spread over windows is the spread of the graph metrics.
         null_draws: Gaussian heads of the same shape behind the null of the isometry score.
         images: normalised [n, 3, H, W] for a vision model, one image a window.
+        features: log-mel [n, F, T] for the encoder of a speech model, one recording a window.
         edges: edges sampled per window and layer, along the walk, for the edge transports; 0 leaves these out.
 
     Raises:
@@ -93,7 +96,7 @@ def analyze(
         raise UserError(f"null_draws = {null_draws} gives the null no spread", "ask for at least 2")
     loaded = load(model, None, model_id=model_id) if not isinstance(model, LoadedModel) else model
     loaded = replace(loaded, id=model_id or loaded.id)
-    inputs = _windows(loaded, texts, images, windows, window_tokens)
+    inputs = _windows(loaded, texts, images, features, windows, window_tokens)
     rows = Rows(loaded)
     write_sizes(rows, loaded)
     _measure_identities(rows, loaded, inputs, seed)
@@ -110,16 +113,23 @@ def _windows(
     loaded: LoadedModel,
     texts: str | Sequence[str] | Tensor | None,
     images: Tensor | None,
+    features: Tensor | None,
     windows: int,
     window_tokens: int,
 ) -> list[Tensor]:
-    has_texts, has_images = texts is not None and len(texts) > 0, images is not None
-    if loaded.adapter.reads == "images":
-        if images is None or has_texts:
-            raise UserError(f"{loaded.id} is a vision model", "give images, not text")
+    if texts is not None and len(texts) == 0:
+        texts = None
+    given = {"tokens": texts, "images": images, "audio": features}
+    reads = loaded.adapter.reads
+    if [kind for kind, value in given.items() if value is not None] != [reads]:
+        kind, wanted = _KINDS[reads]
+        others = " or ".join(name for other, (_, name) in _KINDS.items() if other != reads)
+        raise UserError(f"{loaded.id} is a {kind} model", f"give {wanted}, not {others}")
+    if images is not None:
         return image_windows(loaded, images, windows)
-    if texts is None or not has_texts or has_images:
-        raise UserError(f"{loaded.id} is a language model", "give text, not images")
+    if features is not None:
+        return audio_windows(loaded, features, windows)
+    assert texts is not None
     return text_windows(loaded, texts, windows, window_tokens)
 
 

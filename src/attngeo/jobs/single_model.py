@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from attngeo.config import ConnectionWalkConfig
 from attngeo.connection_walk import analyze
@@ -39,6 +41,7 @@ SCORES = (
 LARGEST = ("identity_error",)
 CONTROLS = ("trained", "null", "excess", "excess_same_gain", "random_init", "shuffled_tokens", "depth_shuffled")
 """Columns of the printed summary."""
+_FEATURES = "give --features FILE.npy, log-mel features [recordings, mel bins, frames]"
 PRINTED_WIDTH = 160  # characters, where the output is no terminal
 
 
@@ -103,6 +106,7 @@ def measure(
     settings: ConnectionWalkConfig,
     model_id: str | None = None,
     texts: Path | None = None,
+    features: Path | None = None,
     revision: str | None = None,
     dtype: str | None = None,
     offline: bool = False,
@@ -133,20 +137,18 @@ def measure(
     _refuse_another_model(out, identity)
     params = identity | {"dtype": dtype or "as stored", "precision": loaded.precision, "weights_only": weights_only}
     params |= settings.model_dump() | {"seed": seed, "text": "embedded" if texts is None else str(texts)}
+    params |= {} if features is None else {"features": str(features)}
     notes = _notes(loaded)
     if weights_only:
         frame = analyze_weights(loaded, seed=seed, null_draws=settings.null_draws)
     else:
-        reads_images = loaded.adapter.reads == "images"
-        if reads_images and texts is not None:
-            raise UserError(f"{loaded.id} is a vision model", "leave out the text: it is shown embedded photographs")
         frame = analyze(
             loaded,
-            None if reads_images else documents,
-            images=sources.photographs(settings.windows) if reads_images else None,
+            **_read(loaded, documents, texts is not None, features, settings.windows),
             windows=settings.windows,
             window_tokens=settings.window_tokens,
             null_draws=settings.null_draws,
+            edges=settings.edges,
             seed=seed,
         )
     digest = digest_outside_presets(Path(__file__).resolve().parents[3], __name__, params)
@@ -156,6 +158,38 @@ def measure(
     with write_aside(table) as stream:
         frame.to_csv(stream, index=False)
     return Measured(frame, (out, table), notes)
+
+
+def _read(
+    loaded: LoadedModel, documents: list[str], own_text: bool, features: Path | None, windows: int
+) -> dict[str, Any]:
+    """What the model is shown, as an argument of `analyze`."""
+    reads = loaded.adapter.reads
+    if own_text and reads != "tokens":
+        kind, shown = ("vision", "it is shown embedded photographs") if reads == "images" else ("speech", _FEATURES)
+        raise UserError(f"{loaded.id} is a {kind} model", f"leave out the text: {shown}")
+    if features is not None and reads != "audio":
+        raise UserError(f"{loaded.id} reads {reads}, no log-mel features", "leave out --features")
+    if reads == "tokens":
+        return {"texts": documents}
+    if reads == "images":
+        return {"images": sources.photographs(windows)}
+    if features is None:
+        raise UserError(f"{loaded.id} is a speech model", f"{_FEATURES}, or --weights-only")
+    return {"features": _features(features)}
+
+
+def _features(path: Path) -> Tensor:
+    try:
+        array = np.load(path, allow_pickle=False)
+        if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+            raise ValueError("it holds no array of floating-point numbers")
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(
+            f"the features {path} cannot be read: {error}", f"{_FEATURES}, written by numpy.save"
+        ) from error
+    found = torch.from_numpy(array).float()
+    return found[None] if found.dim() == 2 else found
 
 
 def _refuse_another_model(out: Path, identity: dict[str, str]) -> None:

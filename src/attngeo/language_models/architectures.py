@@ -7,6 +7,7 @@ proves it on any model of the family.
 from typing import Any
 
 from attngeo.errors import UserError
+from attngeo.language_models.families.audio import SPEECH_ENCODERS
 from attngeo.language_models.families.decoders import DECODERS
 from attngeo.language_models.families.encoders import ENCODERS
 from attngeo.language_models.families.vision import VISION_TRANSFORMERS
@@ -25,7 +26,9 @@ __all__ = [
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture
-    for architecture in sorted((*DECODERS, *ENCODERS, *VISION_TRANSFORMERS), key=lambda family: family.name)
+    for architecture in sorted(
+        (*DECODERS, *ENCODERS, *SPEECH_ENCODERS, *VISION_TRANSFORMERS), key=lambda family: family.name
+    )
 }
 
 EXAMPLE = """\

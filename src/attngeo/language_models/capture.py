@@ -34,9 +34,10 @@ class LayerCapture:
 
 @torch.no_grad()
 def stream_layers(loaded: LoadedModel, inputs: Tensor, on_layer: Callable[[LayerCapture], None]) -> None:
-    """Run one window (token ids [N] or an image [3, H, W]) and call `on_layer` as each layer's attention finishes.
+    """Run one window and call `on_layer` as each layer's attention finishes.
 
-    Tokens are one text: an encoder that knows two segments takes them for its first one.
+    A window is token ids [N], an image [3, H, W] or log-mel features [F, T]. Token ids are one text: an encoder that
+    knows two segments takes them for its first one.
     """
     pending: dict[str, Tensor] = {}
     handles: list[RemovableHandle] = []
@@ -87,7 +88,9 @@ def stream_layers(loaded: LoadedModel, inputs: Tensor, on_layer: Callable[[Layer
     options = dict(adapter.call_options)
     if adapter.causal:
         options["use_cache"] = False
-    options["pixel_values" if adapter.reads == "images" else "input_ids"] = inputs[None]
+    if adapter.reads == "audio":  # models of images bring theirs to the precision of their weights themselves
+        inputs = inputs.to(next(loaded.model.parameters()).dtype)
+    options[adapter.input_name] = inputs[None]
     try:
         loaded.model(**options)
     finally:

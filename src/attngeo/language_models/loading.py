@@ -116,10 +116,9 @@ def load(
     on_demand = _on_demand(checkpoint, on_demand, dtype, stored_dtype)
     if dtype is None:
         dtype = getattr(torch, stored_dtype, torch.float32)
-    model_class = getattr(transformers, adapter.model_class)
     try:
         with _quiet():
-            model, report = model_class.from_pretrained(
+            model, report = adapter.network.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
@@ -127,6 +126,7 @@ def load(
                 local_files_only=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are an error of our own below
+                key_mapping=adapter.renamed or None,
                 **adapter.model_options,
             )
     except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
@@ -165,16 +165,13 @@ def random_init(
     With `on_demand` a layer is drawn when it runs and then forgotten; None does so where the network would fill more
     than `ON_DEMAND_SHARE` of the free memory. It is the same network either way.
     """
-    import transformers
-
     adapter = architecture_of(config)
-    model_class = getattr(transformers, adapter.model_class)
     with torch.device("meta"):
-        model = model_class._from_config(config, dtype=dtype, attn_implementation="eager", **adapter.model_options)
+        model = adapter.network._from_config(config, dtype=dtype, attn_implementation="eager", **adapter.model_options)
     model.eval().requires_grad_(False)
     if on_demand is None:
         on_demand = sum(parameter.nbytes for parameter in model.parameters()) > ON_DEMAND_SHARE * available_bytes()
-    weights = UntrainedWeights(model, seed)
+    weights = UntrainedWeights(model, seed, tables_from_above=adapter.tables_from_above)
     if on_demand:
         weights.draw_as_they_run()
     else:

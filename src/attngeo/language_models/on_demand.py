@@ -102,11 +102,13 @@ def _mappings(files: set[str]) -> list[tuple[int, int]]:
 class UntrainedWeights:
     """Draws the blocks of a model on the meta device by the library's own initialisation, each from its own seed.
 
+    With `tables_from_above` the model's own initialisation, which then draws nothing, follows that of each part.
+
     Raises UserError where that initialisation leaves a parameter of a supported family unset.
     """
 
-    def __init__(self, model: Any, seed: int) -> None:
-        self._model, self._seed = model, seed
+    def __init__(self, model: Any, seed: int, *, tables_from_above: bool = False) -> None:
+        self._model, self._seed, self._tables_from_above = model, seed, tables_from_above
         self._names = {module: name for name, module in model.named_modules()}
         self._blocks = list(blocks(model))
         self._running: nn.Module | None = None
@@ -158,7 +160,12 @@ class UntrainedWeights:
 
     def _draw_unit(self, unit: nn.Module) -> None:
         if any(parameter.is_meta for parameter in unit.parameters()):
-            self._draw(list(unit.modules()), partial(unit.apply, self._model._init_weights))
+            self._draw(list(unit.modules()), partial(self._initialise, unit))
+
+    def _initialise(self, unit: nn.Module) -> None:
+        unit.apply(self._model._init_weights)
+        if self._tables_from_above:
+            self._model._init_weights(self._model)
 
     def _draw(self, owners: list[nn.Module], initialise: Callable[[], Any]) -> None:
         drawn = [(owner, name) for owner in owners for name, _ in owner.named_parameters(recurse=False)]

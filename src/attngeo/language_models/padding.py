@@ -24,7 +24,7 @@ def stream_batch(loaded: LoadedModel, windows: Sequence[Tensor], on_layer: Calla
     A layer's weights are read once for all of them. UserError for a vision model.
     """
     if loaded.adapter.reads != "tokens":
-        raise UserError(f"{loaded.id} is a vision model", "run its images one by one")
+        raise UserError(f"{loaded.id} reads {loaded.adapter.reads}, which have one length", "run them one by one")
     if len(windows) == 1:
         stream_layers(loaded, windows[0], lambda capture: on_layer(0, capture))
         return

@@ -9,6 +9,7 @@ residual stream itself is what attention reads, gain included, so nothing is fol
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -223,8 +224,8 @@ class Architecture:
     name: str
     """The configuration's model_type."""
     model_class: str
-    """Class of the headless model in the transformers library."""
-    reads: Literal["tokens", "images"]
+    """Class of the headless model in the transformers library, with its module there if that does not export it."""
+    reads: Literal["tokens", "images", "audio"]
     causal: bool
     norm: Literal["pre", "post"]
     """Where the norm stands in all or most of its models; a site without a gain is post-norm."""
@@ -236,7 +237,29 @@ class Architecture:
     """Arguments of the forward pass beside the tokens or images."""
     refused: dict[str, str] = field(default_factory=dict)
     """Configuration entries under which the family is not this walk, each with the reason."""
+    reserved_positions: Callable[[Any], int] = lambda config: 0
+    """How many of the configuration's max_position_embeddings no token can have."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Beginnings of stored names (regular expressions) that this part of a larger model has otherwise."""
+    tables_from_above: bool = False
+    """Whether the library fills a table in a block when it initialises the model, and not when it does the block."""
     encoder_only: bool = False
     """Whether this is the encoder of an encoder-decoder: decoder and cross-attention are neither built nor analysed."""
     compared: Callable[[AttentionSite, Tensor, dict[str, Any]], ComparedVectors] | None = None
     """For a class that computes attention without the library's interface: site, h and arguments by name -> vectors."""
+
+    @property
+    def network(self) -> Any:
+        """The class itself."""
+        module, _, name = f"transformers.{self.model_class}".rpartition(".")
+        return getattr(import_module(module), name)
+
+    @property
+    def input_name(self) -> str:
+        """The argument of the forward pass that takes the windows."""
+        return {"tokens": "input_ids", "images": "pixel_values", "audio": "input_features"}[self.reads]
+
+    def positions(self, config: Any) -> int | None:
+        """The longest window in tokens, special ones included; None where the configuration names no limit."""
+        stored = getattr(config, "max_position_embeddings", None)
+        return None if stored is None else stored - self.reserved_positions(config)

@@ -1,4 +1,4 @@
-"""Cuts real text, or a set of images, into the windows that a model is analysed on."""
+"""Cuts real text, or a set of images or of sound, into the windows that a model is analysed on."""
 
 import warnings
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attngeo.errors import UserError
+from attngeo.language_models.families.audio import FRAMES_PER_TOKEN
 from attngeo.language_models.loading import LoadedModel, parameters
 from attngeo.language_models.memory import require_memory
 
@@ -31,18 +32,22 @@ def text_windows(
             raise TypeError(
                 f"token ids must be an integer tensor [windows, tokens], not {texts.dtype} {list(texts.shape)}"
             )
+        _require_positions(loaded, texts.shape[1])
+        vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
+        if texts.numel() == 0 or windows < 1:
+            raise UserError(f"{windows} windows of token ids {list(texts.shape)} hold nothing", "give token ids")
+        if not 0 <= int(texts.min()) <= int(texts.max()) < vocabulary:
+            raise UserError(
+                f"token ids from {int(texts.min())} to {int(texts.max())} exceed the {vocabulary} of {loaded.id}",
+                "give ids that the model's own tokenizer made",
+            )
         _require_memory(loaded, texts.shape[1])
         return list(texts[:windows].long())
     if window_tokens < 1 or windows < 1:
         raise UserError(
             f"{windows} windows of {window_tokens} tokens hold nothing", "ask for at least 1 window of 1 token"
         )
-    positions = getattr(loaded.model.config, "max_position_embeddings", None)
-    if positions is not None and window_tokens > positions:
-        raise UserError(
-            f"a window of {window_tokens} tokens exceeds the {positions} positions of {loaded.id}",
-            "lower window_tokens",
-        )
+    _require_positions(loaded, window_tokens)
     if loaded.tokenizer is None:
         raise UserError(f"the folder of {loaded.id} has no tokenizer", "add its tokenizer files, or give token ids")
     _require_memory(loaded, window_tokens)
@@ -83,6 +88,7 @@ def whole_texts(loaded: LoadedModel, texts: Sequence[str], longest: int) -> list
         raise UserError(f"the folder of {loaded.id} has no tokenizer", "add its tokenizer files, or give token ids")
     prefix, suffix = _special_tokens(loaded.tokenizer)
     room = longest - len(prefix) - len(suffix)
+    _require_positions(loaded, longest)
     if room < 1:
         raise UserError(f"{longest} tokens leave no room beside the special ones", "raise the number of tokens")
     _require_memory(loaded, longest)
@@ -112,14 +118,56 @@ def image_windows(loaded: LoadedModel, images: Tensor, windows: int) -> list[Ten
     return [images[pick] for pick in _spread(len(images), windows)]
 
 
+def audio_windows(loaded: LoadedModel, features: Tensor, windows: int) -> list[Tensor]:
+    """At most `windows` of the log-mel features [F, T], one a window, spread evenly over a float tensor [n, F, T].
+
+    Raises UserError for another number of mel bins or frames than the model's: it reads nothing shorter or longer.
+    """
+    config = loaded.model.config
+    wanted = (config.num_mel_bins, FRAMES_PER_TOKEN * config.max_source_positions)
+    if features.dim() != 3 or not features.is_floating_point():
+        raise UserError(
+            f"log-mel features are floating-point [n, {wanted[0]}, {wanted[1]}], not {features.dtype} "
+            f"{list(features.shape)}",
+            "give what the library's feature extractor of this model makes of the sound",
+        )
+    if tuple(features.shape[1:]) != wanted:
+        raise UserError(
+            f"{loaded.id} reads {wanted[0]} mel bins of {wanted[1]} frames, and these features are "
+            f"{list(features.shape[1:])}",
+            "pad or cut the sound to the model's length with its own feature extractor",
+        )
+    if len(features) == 0 or windows < 1:
+        raise UserError(f"{windows} windows of {len(features)} recordings hold nothing", "give at least one of each")
+    if not bool(features.isfinite().all()):
+        raise UserError("the log-mel features are not all finite", "make them anew from the sound")
+    _require_memory(loaded, config.max_source_positions)
+    return [features[pick] for pick in _spread(len(features), windows)]
+
+
+def _require_positions(loaded: LoadedModel, tokens: int) -> None:
+    positions = loaded.adapter.positions(loaded.model.config)
+    if positions is not None and tokens > positions:
+        raise UserError(
+            f"a window of {tokens} tokens exceeds the {positions} positions of {loaded.id}",
+            f"lower window_tokens to {positions} or less",
+        )
+
+
 def _require_memory(loaded: LoadedModel, tokens: int) -> None:
     require_memory(loaded.model.config, tokens, parameters(loaded.model), loaded.id)
 
 
 def shuffled_window(loaded: LoadedModel, window: Tensor, generator: torch.Generator) -> Tensor:
-    """The window with its tokens in random order, special tokens in their places; of an image, its whole patches."""
+    """The window with its tokens in random order, special tokens in their places; of an image, its whole patches.
+
+    Of sound, the frames of each token stay together.
+    """
     if loaded.adapter.reads == "images":
         return _shuffled_patches(window, loaded.model.config.patch_size, generator)
+    if loaded.adapter.reads == "audio":
+        frames = window.unflatten(1, (-1, FRAMES_PER_TOKEN))
+        return frames[:, torch.randperm(frames.shape[1], generator=generator)].flatten(1)
     special = [] if loaded.tokenizer is None else loaded.tokenizer.all_special_ids
     places = torch.nonzero(~torch.isin(window, torch.tensor(special, dtype=window.dtype))).squeeze(1)
     shuffled = window.clone()

@@ -133,6 +133,8 @@ def analyze_trajectories(
     _need_a_network(inits)
     loaded = model if isinstance(model, LoadedModel) else load(model, None, model_id=model_id)
     loaded = replace(loaded, id=model_id or loaded.id)
+    if loaded.adapter.reads == "audio":
+        raise UserError(f"{loaded.id} is a speech model", "name a language or a vision model")
     if loaded.adapter.reads == "images":
         if images is None:
             raise UserError(f"{loaded.id} is a vision model", "give images, not text")

@@ -1,1 +1,1 @@
-"""The supported families: decoders of text, encoders of text, and vision transformers."""
+"""The supported families: decoders of text, encoders of text, of speech, and vision transformers."""

@@ -110,13 +110,33 @@ def _t5(model: Any) -> list[AttentionSite]:
     ]
 
 
+# RoBERTa and MPNet count positions from behind the padding token's id, which MPNet's class fixes at 1.
 _NO_POOLING = {"add_pooling_layer": False}
 
 ENCODERS = (
     Architecture("bert", "BertModel", "tokens", False, "post", _bert, _NO_POOLING),
     Architecture("distilbert", "DistilBertModel", "tokens", False, "post", _distilbert),
     Architecture("modernbert", "ModernBertModel", "tokens", False, "pre", _modernbert),
-    Architecture("mpnet", "MPNetModel", "tokens", False, "post", _mpnet, _NO_POOLING, compared=_mpnet_compared),
-    Architecture("roberta", "RobertaModel", "tokens", False, "post", _bert, _NO_POOLING),
+    Architecture(
+        "mpnet",
+        "MPNetModel",
+        "tokens",
+        False,
+        "post",
+        _mpnet,
+        _NO_POOLING,
+        compared=_mpnet_compared,
+        reserved_positions=lambda config: 2,
+    ),
+    Architecture(
+        "roberta",
+        "RobertaModel",
+        "tokens",
+        False,
+        "post",
+        _bert,
+        _NO_POOLING,
+        reserved_positions=lambda config: config.pad_token_id + 1,
+    ),
     Architecture("t5", "T5EncoderModel", "tokens", False, "pre", _t5, encoder_only=True),
 )
