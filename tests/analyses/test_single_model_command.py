@@ -1,5 +1,6 @@
 """`attngeo analyze connection-walk MODEL` for a model outside of any preset: what it takes, writes and refuses."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from attngeo.cli import app
 from attngeo.errors import UserError
 from attngeo.jobs import connection_walk as preset_job
+from attngeo.jobs import single_model
 from attngeo.paper import records
 from tests.analyses import tiny_language_models as tiny
 from tests.analyses.test_model_files import gguf_file, hub_cache, no_network, words
@@ -186,3 +188,59 @@ def test_a_speech_model_reads_features_and_nothing_else(folder: Path) -> None:
         assert "text" in expected or "--text" in arguments or "--features FILE.npy" in refusal.value.remedy
     with pytest.raises(UserError, match="reads tokens"):
         run("./model", "--features", "sound.npy")
+
+
+def test_numbers_have_a_place_before_anything_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "taken.json").mkdir()
+    for out, expected in (("my.txt/numbers.json", "no folder that can be written"), ("taken.json", "is a folder")):
+        with monkeypatch.context() as patched:
+            patched.setattr(single_model, "analyze_weights", None)
+            with pytest.raises(UserError, match=expected) as refusal:
+                run("./model", "--weights-only", "--out", out)
+        assert "--out" in refusal.value.remedy
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(single_model.records, "write", full)
+    with pytest.raises(UserError, match=r"cannot write kept\.json and its CSV: Input/output error"):
+        run("./model", "--weights-only", "--out", "kept.json")
+
+
+def test_of_two_models_measured_at_once_into_one_file_the_second_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words(folder / "other")
+    measured = single_model.analyze_weights
+
+    def overtaken(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(single_model, "analyze_weights", measured)
+        run("./other", "--weights-only", "--out", "kept.json")
+        return measured(*arguments, **options)
+
+    monkeypatch.setattr(single_model, "analyze_weights", overtaken)
+    with pytest.raises(UserError, match=r"numbers of .*other"):
+        run("./model", "--weights-only", "--out", "kept.json")
+    assert set(records.read(folder / "kept.json")["model"]) == {"other"}
+    assert not list(folder.glob(".*aside*"))
+
+
+def test_damaged_configurations_and_tokenizers_are_named_and_no_fault_of_the_weights(folder: Path) -> None:
+    stored = (folder / "model" / "config.json").read_text()
+    for text, expected in (
+        (json.dumps(json.loads(stored) | {"n_head": 7}), r"config\.json describes no gpt2 model"),
+        (json.dumps(json.loads(stored) | {"n_layer": "three"}), r"config\.json"),
+        ("[]", r"config\.json"),
+        (stored[:-9], r"config\.json"),
+    ):
+        (folder / "model" / "config.json").write_text(text)
+        with pytest.raises(UserError, match=expected) as refusal:
+            run("./model", "--weights-only")
+        assert "fetch" not in refusal.value.remedy
+    (folder / "model" / "config.json").write_text(stored)
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        before = (folder / "model" / name).read_text() if (folder / "model" / name).exists() else "{}"
+        (folder / "model" / name).write_text("{broken")
+        with pytest.raises(UserError, match="tokenizer files in model cannot be read"):
+            run("./model", "--text", "my.txt", *SHORT)
+        (folder / "model" / name).write_text(before)

@@ -1,6 +1,7 @@
 """Job: measure the connection walk of any one model, outside of a preset."""
 
 import math
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,7 @@ def measure(
     )
     out = out or Path("results") / "connection_walk" / f"{loaded.id}.json"
     identity = {"model": str(Path(model).resolve()) if Path(model).exists() else model, "revision": loaded.revision}
+    _require_a_place(out)
     _refuse_another_model(out, identity)
     params = identity | {"dtype": dtype or "as stored", "precision": loaded.precision, "weights_only": weights_only}
     params |= settings.model_dump() | {"seed": seed, "text": "embedded" if texts is None else str(texts)}
@@ -153,10 +155,14 @@ def measure(
         )
     digest = digest_outside_presets(Path(__file__).resolve().parents[3], __name__, params)
     origin = provenance(digest) | {"settings": params, "ran": backend.ran()}
-    records.write(out, records.from_frame(frame, provenance=origin, source=f"connection walk of {loaded.id}"))
+    _refuse_another_model(out, identity)  # another command may have been quicker
     table = out.with_suffix(".csv")
-    with write_aside(table) as stream:
-        frame.to_csv(stream, index=False)
+    try:
+        records.write(out, records.from_frame(frame, provenance=origin, source=f"connection walk of {loaded.id}"))
+        with write_aside(table) as stream:
+            frame.to_csv(stream, index=False)
+    except OSError as error:
+        raise UserError(f"cannot write {out} and its CSV: {error.strerror}", "name another file with --out") from error
     return Measured(frame, (out, table), notes)
 
 
@@ -190,6 +196,14 @@ def _features(path: Path) -> Tensor:
         ) from error
     found = torch.from_numpy(array).float()
     return found[None] if found.dim() == 2 else found
+
+
+def _require_a_place(out: Path) -> None:
+    """Said before the hours that a measurement may take; nothing is made."""
+    there = next(folder for folder in out.absolute().parents if folder.exists())
+    if out.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
+        what = f"{out} is a folder" if out.is_dir() else f"{there} is no folder that can be written"
+        raise UserError(f"{what}, and the records are to be {out}", "name another file with --out")
 
 
 def _refuse_another_model(out: Path, identity: dict[str, str]) -> None:

@@ -1,5 +1,6 @@
 """Opens a Hugging Face model folder for analysis: headless, in evaluation mode, with attention maps in sight."""
 
+import copy
 import logging
 import os
 import re
@@ -108,10 +109,11 @@ def load(
     unpinned = name.removesuffix(f"@{hub['revision']}") if hub is not None and hub["revision"] else name
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, KeyError, OSError) as error:
+    except Exception as error:  # a damaged configuration raises whatever comes of it
         raise UserError(f"{folder / 'config.json'}: {_first_line(error)}", _SUPPORTED) from error
     adapter = architecture_of(config)
     checkpoint = open_checkpoint(folder)
+    _require_a_network(adapter, config, folder)
     stored_dtype = checkpoint.dtype or str(getattr(config, "dtype", None) or "unknown").removeprefix("torch.")
     on_demand = _on_demand(checkpoint, on_demand, dtype, stored_dtype)
     if dtype is None:
@@ -155,6 +157,18 @@ def load(
         stated_family=str(_source(folder).get("family") or ""),
         weights=MappedWeights(model, checkpoint.files) if on_demand else None,
     )
+
+
+def _require_a_network(adapter: Architecture, config: Any, folder: Path) -> None:
+    """UserError where the configuration describes none: told apart from weights that are damaged."""
+    try:
+        with torch.device("meta"), _quiet():
+            adapter.network._from_config(copy.deepcopy(config), **adapter.model_options)
+    except Exception as error:  # what a class makes of sizes that do not fit differs from class to class
+        raise UserError(
+            f"{folder / 'config.json'} describes no {adapter.name} model: {_first_line(error)}",
+            "use the config.json that belongs to these weights",
+        ) from error
 
 
 def random_init(
@@ -259,7 +273,13 @@ def _tokenizer(folder: Path) -> Any | None:
 
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")):
         return None
-    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # its parsers raise whatever a damaged file makes of them
+        raise UserError(
+            f"the tokenizer files in {folder} cannot be read: {_first_line(error)}",
+            "fetch them again, or take them out of the folder and measure the weights alone",
+        ) from error
 
 
 def _quantisation(folder: Path, name: str, config: Any) -> str | None:
