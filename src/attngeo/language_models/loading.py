@@ -110,7 +110,8 @@ def load(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a damaged configuration raises whatever comes of it
-        raise UserError(f"{folder / 'config.json'}: {_first_line(error)}", _SUPPORTED) from error
+        remedy = f"correct it, or {_SUPPORTED}"
+        raise UserError(f"{folder / 'config.json'}: {_first_line(error)}", remedy) from error
     adapter = architecture_of(config)
     checkpoint = open_checkpoint(folder)
     _require_a_network(adapter, config, folder)
@@ -351,4 +352,6 @@ def _precision(stored: str, dtype: torch.dtype) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of the message, with the next one where that only announces it."""
+    first, *others = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
