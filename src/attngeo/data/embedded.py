@@ -38,7 +38,7 @@ _DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, Valu
 
 @dataclass(frozen=True)
 class Archive:
-    """One file to download: `kind` is pip, debian or torchvision; sizes in bytes."""
+    """One file to download: `kind` is pip, pip-parts, debian or torchvision; sizes in bytes."""
 
     kind: str
     name: str
@@ -49,7 +49,8 @@ class Archive:
 
 @dataclass(frozen=True)
 class Source:
-    """An entry of sources.yaml. Several archives are alternatives, tried in order; `members` pins the files used.
+    """An entry of sources.yaml. Several archives are alternatives, tried in order, or with pip-parts one zip file cut
+    in parts; `members` pins the files used.
 
     `member_bytes` bounds what compressed members may unpack to.
     """
