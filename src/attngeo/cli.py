@@ -35,7 +35,7 @@ StampOption = Annotated[
 ]
 ThreadsOption = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--threads", min=1, help="Threads to compute with; without it, those of the preset."),
+    typer.Option("--threads", min=1, help="Threads to compute with; without it, the preset's, or the free cores."),
 ]
 ReportOption = Annotated[
     Optional[Path],  # noqa: UP045
@@ -92,6 +92,15 @@ def _use_threads(threads: int) -> int:
 
     torch.set_num_threads(threads)
     return threads
+
+
+def _free_cores() -> int:
+    """Usable cores less those at work over the last minute, at least one.
+
+    Statistics of small matrices meet at a barrier every few microseconds: on a busy machine a second thread that waits
+    for its turn makes them many times slower than one thread alone.
+    """
+    return max(1, len(os.sched_getaffinity(0)) - round(os.getloadavg()[0]))
 
 
 def _begin(preset: "Preset", planned: Path | None, job: str, threads: int | None) -> str:
@@ -459,7 +468,7 @@ def analyze_connection_walk(
         )
     if not listed:
         _require_name_of_a_model(model, config, preset)
-    _use_threads(threads or len(os.sched_getaffinity(0)))
+    _use_threads(threads or _free_cores())
     from attngeo.config import ConnectionWalkConfig
     from attngeo.jobs import single_model, sources
 

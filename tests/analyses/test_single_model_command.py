@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from attngeo.cli import app
+from attngeo.cli import _free_cores, app
 from attngeo.errors import UserError
 from attngeo.jobs import connection_walk as preset_job
 from attngeo.jobs import single_model
@@ -104,6 +104,13 @@ def test_numbers_of_another_model_are_not_overwritten_and_those_of_the_same_are(
         assert "--out" in refusal.value.remedy
     with pytest.raises(UserError, match="JSON"):
         run("./model", "--weights-only", "--out", "numbers.csv")
+
+
+@pytest.mark.parametrize(("load", "threads"), [(0.1, 4), (1.6, 2), (3.4, 1), (17.0, 1)])
+def test_it_computes_with_the_cores_that_are_free(monkeypatch: pytest.MonkeyPatch, load: float, threads: int) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {1, 3, 5, 7})
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 9.0))
+    assert _free_cores() == threads
 
 
 @pytest.mark.parametrize(
