@@ -3,6 +3,7 @@
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,7 +15,7 @@ from attngeo.connection_walk.transport import isometry_score
 from attngeo.errors import UserError
 from attngeo.language_models.architectures import ARCHITECTURES
 from attngeo.language_models.capture import LayerCapture, stream_layers
-from attngeo.language_models.loading import random_init
+from attngeo.language_models.loading import LoadedModel, load, random_init
 from attngeo.training.seeding import derive_seed
 from tests.analyses import tiny_language_models as tiny
 from tests.tolerances import (
@@ -191,6 +192,25 @@ def test_a_large_model_is_compared_with_fewer_untrained_networks_and_n_tells(mon
     monkeypatch.setattr(analysis, "LARGE", 10)
     frame = _analyze("bert")
     assert set(frame.query("control == 'random_init'")["n"]) == {3}
+
+
+def test_beside_a_model_that_is_held_one_layer_of_its_control_is_drawn_and_the_bits_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = tiny.config("llama")
+    folder = tiny.saved(tmp_path / "tiny", configuration)
+    drawn: list[bool] = []
+
+    def spied(*arguments: Any, **options: Any) -> LoadedModel:
+        untrained = random_init(*arguments, **options)
+        drawn.append(not any(parameter.is_meta for parameter in untrained.model.parameters()))
+        return untrained
+
+    monkeypatch.setattr(analysis, "random_init", spied)
+    inputs = tiny.windows(configuration, 2)
+    whole, held = (analyze(model, inputs, windows=2, seed=7) for model in (folder, load(folder, None)))
+    assert drawn == [True] * analysis.INITS + [False] * analysis.INITS
+    pd.testing.assert_frame_equal(whole, held, check_exact=True)
 
 
 def test_uniform_attention_gives_every_edge_the_mean_of_the_heads() -> None:

@@ -94,7 +94,8 @@ def analyze(
 
     if null_draws < 2:
         raise UserError(f"null_draws = {null_draws} gives the null no spread", "ask for at least 2")
-    loaded = load(model, None, model_id=model_id) if not isinstance(model, LoadedModel) else model
+    held = isinstance(model, LoadedModel)
+    loaded = model if isinstance(model, LoadedModel) else load(model, None, model_id=model_id)
     loaded = replace(loaded, id=model_id or loaded.id)
     inputs = _windows(loaded, texts, images, features, windows, window_tokens)
     rows = Rows(loaded)
@@ -103,8 +104,8 @@ def analyze(
     measure_trained(rows, loaded, inputs, seed=seed, null_draws=null_draws, edges=edges)
     _measure_shuffled(rows, loaded, inputs, seed)
     config, size = loaded.model.config, parameters(loaded.model)
-    del loaded, model  # a folder's model makes room for its control
-    measure_random_init(rows, config, size, inputs, seed)
+    del loaded, model  # a folder's model makes room for its control; beside the caller's only a layer of it is drawn
+    measure_random_init(rows, config, size, inputs, seed, on_demand=True if held else None)
     frame = pd.DataFrame(rows.rows, columns=list(COLUMNS))
     return frame.sort_values(["layer", "head"], kind="stable", ignore_index=True)
 
