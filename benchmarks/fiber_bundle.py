@@ -25,7 +25,8 @@ def tables(rows: Sequence[Row]) -> str:
         lines.append(f"{label} {row['why']}" if "why" in row else f"{label} {row['value']:10.4g} {row['unit']}")
     lines += ["", "goals"]
     for goal, value, verdict in budgets.judge(rows):
-        bound = f"at most {goal.at_most:g}" if math.isfinite(goal.at_most) else f"at least {goal.at_least:g}"
+        bounds = (("at least", goal.at_least), ("at most", goal.at_most))
+        bound = ", ".join(f"{words} {limit:g}" for words, limit in bounds if math.isfinite(limit))
         lines.append(f"  {verdict:12}  {value:7.3f}  {goal.text}: {bound}")
     return "\n".join(lines)
 
