@@ -201,3 +201,5 @@ LATER_TOKENS_FLOAT64 = 1e-12
 KNOWN_MATRIX_FLOAT64 = 1e-12
 # P4.c: the ledger's bound on gradients against finite differences.
 GRADIENT_RELATIVE = 1e-4
+# Of a metric's inverse, forms and their gradients where torch would round float32 factors: float64, rounded once.
+METRIC_AS_FLOAT64 = 1e-6

@@ -1,5 +1,7 @@
 """Laws of the low-rank metric: every function equals its dense form, and the Euclidean case is exact."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from attngeo.ops.low_rank_metric import (
     square_root,
 )
 from attngeo.ops.low_rank_metric.naive import Metric
-from tests.tolerances import EUCLIDEAN_ROUNDINGS, FLOAT64_RELATIVE, ROOT_ROUNDINGS
+from tests.tolerances import EUCLIDEAN_ROUNDINGS, FLOAT64_RELATIVE, METRIC_AS_FLOAT64, ROOT_ROUNDINGS
 
 
 def metrics(*leading: int, channels: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -69,6 +71,26 @@ def test_unit_diagonal_and_no_low_rank_part_is_euclidean(metric: Metric, dtype: 
     assert torch.equal(solve(a, U, x), x)
     assert (logdet(a, U) == 0).all()
     assert torch.equal(quadratic_form(a, U, x), x.square().sum(-1))
+
+
+@pytest.mark.parametrize("function", [solve, inverse_quadratic_form, logdet], ids=lambda function: function.__name__)
+def test_torchs_faster_products_change_nothing(function: Callable[..., Tensor]) -> None:
+    """On processors with products in bfloat16 they may reach the derivative of the Cholesky root."""
+    leaves = [tensor.float().requires_grad_() for tensor in metrics(2, 3, channels=33, rank=7)]
+    if function is not logdet:
+        leaves.append(torch.randn(2, 3, 33, generator=torch.Generator().manual_seed(5)).requires_grad_())
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = function(*wide)
+    exact = torch.autograd.grad(expected.square().sum(), wide)
+    try:
+        torch.set_float32_matmul_precision("medium")
+        found = function(*leaves)
+        grads = torch.autograd.grad(found.square().sum(), leaves)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    for value, reference in zip((found, *grads), (expected, *exact), strict=True):
+        assert value.dtype == torch.float32
+        assert (value - reference).norm() <= METRIC_AS_FLOAT64 * reference.norm()
 
 
 def test_gradcheck_of_every_function() -> None:

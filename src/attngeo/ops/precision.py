@@ -18,6 +18,12 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float32
 
 
+def factor_dtype(*tensors: Tensor) -> torch.dtype:
+    """The compute type, or float64 where torch may round inside of a factorisation or its derivative."""
+    dtype = compute_dtype(*tensors)
+    return torch.float64 if dtype == torch.float32 and _products_are_rounded(tensors[0].device.type) else dtype
+
+
 def result_dtype(*tensors: Tensor) -> torch.dtype:
     """What the caller gets back: the compute type under autocast, else the promoted type of the inputs."""
     device = tensors[0].device.type

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attngeo.ops import backend as _backend
 from attngeo.ops.inputs import check_tensors
-from attngeo.ops.precision import compute_dtype, product, result_dtype, without_autocast
+from attngeo.ops.precision import compute_dtype, factor_dtype, product, result_dtype, without_autocast
 
 Metric = Literal["query", "key", "mean"]
 
@@ -18,7 +18,7 @@ Metric = Literal["query", "key", "mean"]
 def solve(a: Tensor, U: Tensor, x: Tensor) -> Tensor:
     """G^-1 x by Woodbury's identity: a [...,D], U [...,D,R], x [...,D] -> [...,D]."""
     check_tensors("low_rank_metric.solve", a=a, U=U, x=x)
-    dtype, result = compute_dtype(a, U, x), result_dtype(a, U, x)
+    dtype, result = factor_dtype(a, U, x), result_dtype(a, U, x)
     a, U, x = _prepare(dtype, a, U, x)
     with without_autocast(a):
         scaled_U = U / a.unsqueeze(-1)
@@ -30,7 +30,7 @@ def solve(a: Tensor, U: Tensor, x: Tensor) -> Tensor:
 def logdet(a: Tensor, U: Tensor) -> Tensor:
     """log det G = sum log a + log det(I + U^T diag(a)^-1 U): a [...,D], U [...,D,R] -> [...]."""
     check_tensors("low_rank_metric.logdet", a=a, U=U)
-    dtype, result = compute_dtype(a, U), result_dtype(a, U)
+    dtype, result = factor_dtype(a, U), result_dtype(a, U)
     a, U = _prepare(dtype, a, U)
     with without_autocast(a):
         root = _capacitance_root(U, U / a.unsqueeze(-1))
@@ -53,7 +53,7 @@ def inverse_quadratic_form(a: Tensor, U: Tensor, x: Tensor) -> Tensor:
     With the Cholesky root L of I + U^T diag(a)^-1 U it is sum_c x_c^2 / a_c - |L^-1 U^T diag(a)^-1 x|^2.
     """
     check_tensors("low_rank_metric.inverse_quadratic_form", a=a, U=U, x=x)
-    dtype, result = compute_dtype(a, U, x), result_dtype(a, U, x)
+    dtype, result = factor_dtype(a, U, x), result_dtype(a, U, x)
     a, U, x = _prepare(dtype, a, U, x)
     with without_autocast(a):
         scaled_U = U / a.unsqueeze(-1)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from attngeo.ops.backend import forward_mode
 from attngeo.ops.implicit_inverse import implicit_inverse
-from attngeo.ops.precision import product
+from attngeo.ops.precision import factor_dtype, product
 
 
 def newton_schulz_inverse(W: Tensor, iterations: int, eps: float, start: str, backward: str) -> tuple[Tensor, Tensor]:
@@ -20,11 +20,11 @@ def newton_schulz_inverse(W: Tensor, iterations: int, eps: float, start: str, ba
 
 def spd_inverse(W: Tensor, eps: float) -> Tensor:
     """Inverse of the symmetric positive definite W + eps I: [...,M,M] -> [...,M,M]."""
-    P = shifted(W, eps)
+    P = shifted(W.to(factor_dtype(W)), eps)
     root = torch.linalg.cholesky(P)
     if forward_mode():  # torch's rule for cholesky_inverse gives wrong numbers
-        return torch.linalg.inv((P + P.mT) / 2)
-    return torch.cholesky_inverse(root)
+        return torch.linalg.inv((P + P.mT) / 2).to(W.dtype)
+    return torch.cholesky_inverse(root).to(W.dtype)
 
 
 def shifted(W: Tensor, eps: float) -> Tensor:
