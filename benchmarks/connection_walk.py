@@ -13,7 +13,8 @@ the first token out and without intervals, which this project's time includes. R
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -214,9 +215,7 @@ def opened(model: str | None, quick: bool) -> tuple[LoadedModel, Any]:
 def compare_times(loaded: LoadedModel, inputs: Sequence[Tensor]) -> list[dict[str, Any]]:
     """Processor seconds of both implementations on the same windows, and how far their numbers are apart."""
     ours(loaded, inputs[:1], **SPARING)  # loads code and starts threads, which is nobody's time
-    say(f"this project, {len(inputs)} windows")
     found, seconds, _, _ = measured(lambda: ours(loaded, inputs, **OPTIONS))
-    say(f"straightforward, {len(inputs)} windows")
     expected, dense_seconds, _, _ = measured(lambda: straightforward(loaded, inputs, **OPTIONS))
     worst, where = disagreement(expected, found)
     say(f"numbers differ by at most {worst:.1e} ({where})")
@@ -229,7 +228,6 @@ def compare_times(loaded: LoadedModel, inputs: Sequence[Tensor]) -> list[dict[st
 
 def compare_memory(model: str | None, quick: bool, windows: int, tokens: int) -> list[dict[str, Any]]:
     """Peaks of both implementations on the same windows, and how far their numbers are apart."""
-    say(f"memory, {windows} windows")
     (mib, found), (dense_mib, expected) = (
         apart(memory, model, quick, straight, windows, tokens) for straight in (False, True)
     )
@@ -240,6 +238,15 @@ def compare_memory(model: str | None, quick: bool, windows: int, tokens: int) ->
         *(_row("memory", value, "MiB", form) for form, value in (("ours", mib), ("straightforward", dense_mib))),
         _row("memory_ratio", dense_mib / max(mib, 1.0), "1"),
     ]
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Say what is measured, and how long it took."""
+    say(name)
+    start = time.monotonic()
+    yield
+    say(f"{name}: {time.monotonic() - start:.0f} s")
 
 
 def _row(metric: str, value: float, unit: str, form: str = "") -> dict[str, Any]:
@@ -295,9 +302,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", nargs="?", help=f"model folder or hub name (default: the embedded {MODEL})")
-    parser.add_argument("--windows", type=int, default=2, help="windows that both are timed on, 0 for none (default 2)")
+    parser.add_argument("--windows", type=int, default=1, help="windows that both are timed on, 0 for none (default 1)")
     parser.add_argument(
-        "--memory-windows", type=int, default=8, help="windows that both take memory for, 0 for none (default 8)"
+        "--memory-windows", type=int, default=4, help="windows that both take memory for, 0 for none (default 4)"
     )
     parser.add_argument("--budget-windows", type=int, default=32, help="windows of the budget, 0 for none (default 32)")
     parser.add_argument("--window-tokens", type=int, default=256, help="tokens a window (default 256)")
@@ -311,16 +318,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     rows: list[dict[str, Any]] = []
     if budget_windows:
-        say(f"all measurements, {budget_windows} windows")
-        seconds, peak = apart(budget, chosen.model, quick, budget_windows, tokens)
+        with phase(f"all measurements, {budget_windows} windows"):
+            seconds, peak = apart(budget, chosen.model, quick, budget_windows, tokens)
         rows += [_row("budget_s", seconds, "s"), _row("budget_mib", peak, "MiB")]
     if memory_windows:
-        rows += compare_memory(chosen.model, quick, memory_windows, tokens)
+        with phase(f"memory, {memory_windows} windows"):
+            rows += compare_memory(chosen.model, quick, memory_windows, tokens)
     if windows:
         timing.return_pages()
         loaded, texts = opened(chosen.model, quick)
-        rows += spectra(loaded.sites[0].weights(), 4, repeats=3 if quick else 10, seconds=0.1 if quick else 3.0)
-        rows += compare_times(loaded, text_windows(loaded, texts, windows, tokens))
+        with phase("spectra"):
+            rows += spectra(loaded.sites[0].weights(), 4, repeats=3 if quick else 10, seconds=0.1 if quick else 3.0)
+        with phase(f"times, {windows} windows"):
+            rows += compare_times(loaded, text_windows(loaded, texts, windows, tokens))
     print(tables(rows))
     if chosen.out is not None:
         write(rows, chosen.out)
