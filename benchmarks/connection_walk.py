@@ -6,8 +6,8 @@ run each. Memory is the peak beyond the loaded model, each in a process of its o
 and as few edges and null draws as there can be: these cost time, not memory. The straightforward one's memory grows
 with the windows, and this project's does not, so that the ratio is that of the windows measured. Compared are the
 trained network's graphs, transports and heads with their nulls; the straightforward one does without whatever leaves
-the first token out and without intervals, which this project's time includes. Run it on an idle machine:
-`python -m benchmarks.connection_walk --help`.
+the first token out and without intervals, which this project's time includes. Run it on an idle machine, where it ends
+within three minutes after the budget's windows, a part of their own: `python -m benchmarks.connection_walk --help`.
 """
 
 import argparse
