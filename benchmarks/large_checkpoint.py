@@ -26,8 +26,9 @@ import torch, transformers
 torch.set_num_threads(1)
 from attngeo.connection_walk import analyze
 from attngeo.connection_walk.weights_only import analyze_weights
-from attngeo.evaluation.timing import status_kib
+from attngeo.evaluation.timing import return_pages, status_kib
 from attngeo.language_models.loading import load
+return_pages()
 imported = status_kib("VmRSS")
 begun = time.monotonic()
 if sys.argv[2] == "0":

@@ -194,9 +194,8 @@ def test_states_of_a_pre_norm_family_are_the_librarys_hidden_states_and_steps_le
     positions = [1, 4, 9]
     with in_float64(loaded):
         stream = residual_stream(loaded, window, positions)
-        images = loaded.adapter.reads == "images"
-        given = {"pixel_values": window[None].double()} if images else {"input_ids": window[None]}
-        given |= loaded.adapter.call_options
+        read = window if loaded.adapter.reads == "tokens" else window.double()
+        given = {loaded.adapter.input_name: read[None], **loaded.adapter.call_options}
         with torch.no_grad():
             hidden = loaded.model(**given, output_hidden_states=True).hidden_states
     assert stream.centred == (family not in RMS_NORM)
