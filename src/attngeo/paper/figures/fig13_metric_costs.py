@@ -111,6 +111,7 @@ def _caption(inputs: Sequence[Path], frame: "pd.DataFrame", data: "pd.DataFrame"
         f"{'; '.join(blocks)}. (d) The same at shapes of models with 1 and 8 billion parameters at contexts of 2,048 "
         "and 8,192 tokens, projected from the rates of the largest block measured. Dotted: the 10 % of the ledger's "
         "rule. Smallest processor time of n = "
-        f"{span(int(n) for n in data.loc[data['metric'] == 'time_us', 'n'])} repeats, one thread, float32, forward "
+        f"{span(int(n) for n in data.loc[data['metric'] == 'time_us', 'n'])} repeats (how far the median lies above "
+        "it is in fig13.csv), one thread, float32, forward "
         f"passes. Preset {preset_name(inputs)} on {frame.attrs['provenance'].get('device', 'unknown device')}."
     )
