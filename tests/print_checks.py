@@ -27,8 +27,6 @@ SPREADS = (
     "median lies above",
     "up to the median",
     "+- ",
-    "bands the range",
-    "furthest from the line over seeds",
 )
 _BARE = re.compile(r"(?<!\\)[#_^~]|(?<!\\)%.+\S")
 

@@ -190,7 +190,10 @@ def measured_peak(tokens: int, metric: Metric, direct: bool, rank: int = 4) -> f
     U = torch.zeros(1, 1, tokens, 8, rank, requires_grad=True)
     given = [q, k, v, a, U, torch.ones(1, requires_grad=True)]
     attention = naive.riemannian_attention if direct else riemannian_attention
-    call = lambda: torch.autograd.grad(attention(*given, metric=metric).sum(), given)  # noqa: E731
+
+    def call() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(attention(*given, metric=metric).sum(), given)
+
     return peak_memory_mib(call, torch.device("cpu"))
 
 

@@ -59,6 +59,7 @@ def _caption(inputs: Sequence[Path], frame: "pd.DataFrame", data: "pd.DataFrame"
     rule = frame.attrs["provenance"].get("settings", {}).get("rule", "singular values above a floor of rounding")
     low = min(row["smallest_counted"] for row in rows)
     high = max(row["largest_left_out"] for row in rows)
+    widest = frame.loc[frame["metric"] == "score_rank", "spread"].max()
     return (
         "Rank of the N x N matrix of scores before the softmax against the head dimension d: points measured in "
         "float64, lines derived, with p = 1 + d + d(d + 1)/2 and at most N (dotted). Metrics are made of a residual "
@@ -67,6 +68,7 @@ def _caption(inputs: Sequence[Path], frame: "pd.DataFrame", data: "pd.DataFrame"
         f"Rank counts {rule}: the smallest counted is {low:.0e}, the largest left out {high:.0e} "
         f"of the largest. {len(rows) - len(off)} of {len(rows)} ranks are as derived (all "
         f"numbers of tokens). {said}Points are the rank furthest from the line over seeds (n = "
-        f"{span(int(n) for n in data['n'])}). Preset {preset_name(inputs)} on "
+        f"{span(int(n) for n in data['n'])}; the interval that the seeds span is at most {widest:g} wide). "
+        f"Preset {preset_name(inputs)} on "
         f"{frame.attrs['provenance'].get('device', 'unknown device')}."
     )

@@ -75,7 +75,8 @@ def draw(inputs: Sequence[Path]) -> Drawn:
         "after training. Dotted: the doubly exponential law of Dong et al. for attention alone, r to c r^3, with c "
         "from the first layer of dot products (their own constant bounds nothing at this size). Norms stand before "
         f"every layer; only stacks with MLP are matched in parameters. Float64; lines are means over seeds (n = "
-        f"{span(data['n'])}), bands the range. Depth {settings.get('depth', '?')}, width {settings.get('dim', '?')}, "
+        f"{span(data['n'])}), bands the range (the standard deviation is in fig14.csv). "
+        f"Depth {settings.get('depth', '?')}, width {settings.get('dim', '?')}, "
         f"{settings.get('length', '?')} tokens, {settings.get('steps', '?')} steps. Preset {preset_name(inputs)} on "
         f"{devices}." + non_finite_sentence(count_non_finite(shown["value"]))
     )

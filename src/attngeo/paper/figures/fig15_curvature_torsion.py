@@ -74,8 +74,8 @@ def draw(inputs: Sequence[Path]) -> Drawn:
         "antisymmetric part of the learned connection. Heterogeneity: mean distance of the tokens' metrics from their "
         "mean, relative to it. Dotted: the same of a connection that is flat and of one that is symmetric, which must "
         "be 0. Left: mean over layers at parts of the training; right: by layer at its end. Lines are means over seeds "
-        f"(n = {span(data['n'])}), bands the range. Preset {preset_name(inputs)} on {devices}."
-        + non_finite_sentence(count_non_finite(shown["value"]))
+        f"(n = {span(data['n'])}), bands the range (the standard deviation is in fig15.csv). "
+        f"Preset {preset_name(inputs)} on {devices}." + non_finite_sentence(count_non_finite(shown["value"]))
     )
     return Drawn(figure, data, caption)
 
