@@ -11,6 +11,7 @@ import typer
 
 from attngeo.errors import UserError
 from attngeo.files import explain_os_errors, write_json
+from attngeo.processors import free_cores, use_threads
 
 if TYPE_CHECKING:
     from attngeo.config import Preset
@@ -85,24 +86,6 @@ def _writable(preset: "Preset") -> None:
         probe.unlink()
 
 
-def _use_threads(threads: int) -> int:
-    """Have every library of this process and its children compute with that many threads."""
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    import torch
-
-    torch.set_num_threads(threads)
-    return threads
-
-
-def _free_cores() -> int:
-    """Usable cores less those at work over the last minute, at least one.
-
-    Statistics of small matrices meet at a barrier every few microseconds: on a busy machine a second thread that waits
-    for its turn makes them many times slower than one thread alone.
-    """
-    return max(1, len(os.sched_getaffinity(0)) - round(os.getloadavg()[0]))
-
-
 def _begin(preset: "Preset", planned: Path | None, job: str, threads: int | None) -> str:
     """The digest of a job's code, once its results can be written; computes with `threads` from here on.
 
@@ -110,7 +93,7 @@ def _begin(preset: "Preset", planned: Path | None, job: str, threads: int | None
     """
     _writable(preset)
     digest = _digest(preset, planned, job)
-    _use_threads(threads or preset.resources.analyze.threads)
+    use_threads(threads or preset.resources.analyze.threads)
     return digest
 
 
@@ -259,7 +242,7 @@ def train(
             f"{run_id} is planned for {planned} threads and got {threads}: its bits would differ",
             f"give snakemake --cores {planned} or more, or set resources.train.threads in config.yaml",
         )
-    _use_threads(wanted.threads)
+    use_threads(wanted.threads)
     from attngeo.training.distributed import team
 
     with team(launched, wanted.device) as processes:
@@ -296,7 +279,7 @@ def train_decoder(
         from attngeo.gpu_lease import lease_gpu
 
         lease_gpu()
-    _use_threads(wanted.threads)
+    use_threads(wanted.threads)
     digest = _digest(config, stamp, f"decoders/{name}")
     from attngeo.jobs.decoders import train_decoder as run_job
 
@@ -356,7 +339,7 @@ def evaluate(
         from attngeo.gpu_lease import lease_gpu
 
         lease_gpu()
-    _use_threads(threads or config.resources.train.threads)
+    use_threads(threads or config.resources.train.threads)
     from attngeo.jobs.evaluate import evaluate as run_job
 
     for path, pixels, result in run_job(
@@ -392,7 +375,7 @@ def export(
     In Python: attngeo.models.export.load_exported(OUT).
     """
     config = _preset(preset)
-    _use_threads(threads or config.resources.train.threads)
+    use_threads(threads or config.resources.train.threads)
     from attngeo.jobs.export import export_run
 
     typer.echo(export_run(config, run, out))
@@ -468,7 +451,7 @@ def analyze_connection_walk(
         )
     if not listed:
         _require_name_of_a_model(model, config, preset)
-    _use_threads(threads or _free_cores())
+    use_threads(threads or free_cores())
     from attngeo.config import ConnectionWalkConfig
     from attngeo.jobs import single_model, sources
 
@@ -554,7 +537,7 @@ def _analyze_trajectories(
         digest = _begin(config, stamp, "trajectories_runs" if model is None else f"trajectories/{model}", threads)
     else:
         _writable(config)
-        _use_threads(threads or config.resources.analyze.threads)
+        use_threads(threads or config.resources.analyze.threads)
     from attngeo.jobs import trajectories as job
 
     if model is None:

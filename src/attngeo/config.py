@@ -178,6 +178,7 @@ class ConnectionWalkConfig(_Strict):
     window_tokens: int = Field(128, ge=4)
     images: int = Field(8, ge=1)
     null_draws: int = Field(16, ge=2)
+    inits: int = Field(5, ge=1, description="untrained networks of the same shape, at most 3 of large ones")
     edges: int = Field(4, ge=0, description="edges of a window and layer whose transports are measured")
 
 

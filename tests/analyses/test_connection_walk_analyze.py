@@ -167,11 +167,11 @@ def test_random_init_is_a_sample_of_networks_with_their_spread() -> None:
     inputs = tiny.windows(configuration, 5)
     frame = analyze(tiny.loaded(configuration), inputs, windows=5, seed=7)
     untrained = frame.query("control == 'random_init'")
-    assert set(untrained["n"]) == {analysis.INITS} == {5}
+    assert set(untrained["n"]) == {5}
     assert untrained["spread_kind"].str.contains("initialisations").all()
     assert (untrained.query("metric == 'graph_change'")["spread"] > 0).all()
     means = []
-    for index in range(analysis.INITS):
+    for index in range(5):
         network = random_init(configuration, derive_seed(7, "random-init", index), model_id="tiny")
         shares: list[float] = []
 
@@ -194,6 +194,14 @@ def test_a_large_model_is_compared_with_fewer_untrained_networks_and_n_tells(mon
     assert set(frame.query("control == 'random_init'")["n"]) == {3}
 
 
+def test_of_a_single_untrained_network_no_spread_is_claimed() -> None:
+    configuration = tiny.config("bert")
+    frame = analyze(tiny.loaded(configuration), tiny.windows(configuration, 1), windows=1, seed=7, inits=1)
+    untrained = frame.query("control == 'random_init'")
+    assert set(untrained["n"]) == {1}
+    assert untrained["spread"].isna().all()
+
+
 def test_beside_a_model_that_is_held_one_layer_of_its_control_is_drawn_and_the_bits_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +217,7 @@ def test_beside_a_model_that_is_held_one_layer_of_its_control_is_drawn_and_the_b
     monkeypatch.setattr(analysis, "random_init", spied)
     inputs = tiny.windows(configuration, 2)
     whole, held = (analyze(model, inputs, windows=2, seed=7) for model in (folder, load(folder, None)))
-    assert drawn == [True] * analysis.INITS + [False] * analysis.INITS
+    assert drawn == [True] * 5 + [False] * 5
     pd.testing.assert_frame_equal(whole, held, check_exact=True)
 
 

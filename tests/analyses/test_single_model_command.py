@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from attngeo.cli import _free_cores, app
+from attngeo.cli import app
 from attngeo.errors import UserError
 from attngeo.jobs import connection_walk as preset_job
 from attngeo.jobs import single_model
 from attngeo.paper import records
+from attngeo.processors import free_cores
 from tests.analyses import tiny_language_models as tiny
 from tests.analyses.test_model_files import gguf_file, hub_cache, no_network, words
 
@@ -110,7 +111,7 @@ def test_numbers_of_another_model_are_not_overwritten_and_those_of_the_same_are(
 def test_it_computes_with_the_cores_that_are_free(monkeypatch: pytest.MonkeyPatch, load: float, threads: int) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {1, 3, 5, 7})
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 9.0))
-    assert _free_cores() == threads
+    assert free_cores() == threads
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from attngeo.errors import UserError
 from attngeo.files import json_line, write_json
+from attngeo.tracking import journal
 from attngeo.tracking.mlflow_run import MlflowObserver, init, log_job
 from attngeo.tracking.mlflow_store import client
 from attngeo.tracking.sync import presets_with_results, sync
@@ -254,3 +255,33 @@ def test_an_outage_of_many_epochs_is_made_up_for(tmp_path: Path, monkeypatch: py
     training.observer._client = real
     training.epoch(0.5)
     assert len(curve(tmp_path, "long-s0")) == 301
+
+
+def test_jobs_of_a_workflow_are_left_to_the_pass_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(journal.LATER, "1")
+    root = tmp_path / "project"
+    figure = root / "results/smoke/figures/fig2.png"
+    figure.parent.mkdir(parents=True)
+    figure.write_bytes(b"drawn")
+    draw(root, figure)
+    assert not (root / "results/mlflow.db").exists()
+    assert journal.has_unsent(root, "smoke")
+    with monkeypatch.context() as offline:
+        offline.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+        with pytest.raises(UserError, match="did not take everything"):
+            sync(root, ["smoke"])
+    assert journal.has_unsent(root, "smoke"), "what was not sent stays for the next pass"
+    assert len(sync(root, ["smoke"]).lines) == 1
+    assert not journal.has_unsent(root, "smoke")
+    assert named(root, "fig2").info.status == "FINISHED"
+    draw(root, figure)
+    assert sync(root, ["smoke"]).lines == [], "drawn again with the same bytes is the same figure"
+    figure.write_bytes(b"drawn otherwise")
+    draw(root, figure)
+    assert len(sync(root, ["smoke"]).lines) == 1
+
+
+def draw(root: Path, figure: Path) -> None:
+    tags = {"attngeo.kind": "figure", "attngeo.preset": "smoke", "attngeo.code_digest": "d2"}
+    run_id = log_job(root, "Figures and tables", "fig2", params={}, metrics={}, artifacts=[figure], tags=tags)
+    assert run_id is None

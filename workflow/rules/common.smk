@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from attngeo.paper.targets import (
     fiber_task_files,
     rank_collapse_files,
 )
+from attngeo.tracking.journal import LATER, has_unsent
 
 try:
     OVERRIDES = {key: value for key, value in config.items() if key != "preset"}
@@ -36,12 +38,15 @@ for name, first in (
         filter(None, [*map(str, first), os.environ.get(name)])
     )
 os.environ.update(
-    ATTNGEO_OVERRIDES=json.dumps(OVERRIDES), MLFLOW_DISABLE_TELEMETRY="true"
+    {LATER: "1"},
+    ATTNGEO_OVERRIDES=json.dumps(OVERRIDES),
+    MLFLOW_DISABLE_TELEMETRY="true",
 )
 
 
 envvars:
     "ATTNGEO_OVERRIDES",
+    LATER,
     "PYTHONPATH",
 
 
@@ -190,3 +195,27 @@ def target_outputs(target):
 def other_presets_files():
     """What another preset left in paper_figures/ and this one does not make."""
     return sorted({f"paper_figures/{name}" for name in SHOWN} - set(everything()))
+
+
+def track():
+    """Send what finished jobs recorded to MLflow; what cannot be sent is said and stays for the next time."""
+    if not has_unsent(ROOT, PRESET.name):
+        return
+    log = f"{LOGS}/track_sync.log"
+    with open(log, "w") as stream:
+        sent = subprocess.run(
+            ["attngeo", "track", "sync", PRESET.name], stdout=stream, stderr=stream
+        )
+    if sent.returncode:
+        print(
+            f"MLflow lacks some of this run, `attngeo track sync {PRESET.name}` sends it; why: {log}",
+            file=sys.stderr,
+        )
+
+
+onsuccess:
+    track()
+
+
+onerror:
+    track()

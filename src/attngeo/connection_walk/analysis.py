@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHUFFLED_WINDOWS = 8  # windows that are also run with their tokens in random order
-INITS = 5  # untrained networks behind the random_init control, each on the first INIT_WINDOWS windows
-INITS_OF_LARGE = 3  # the same above LARGE parameters, where one network takes minutes to draw
+INITS_OF_LARGE = 3  # untrained networks at most above LARGE parameters, where one takes minutes to draw
 INIT_WINDOWS = 2
 LARGE = 1_000_000_000
 _KINDS = {"tokens": ("language", "text"), "images": ("vision", "images"), "audio": ("speech", "log-mel features")}
@@ -64,6 +63,7 @@ def analyze(
     images: Tensor | None = None,
     features: Tensor | None = None,
     edges: int = 4,
+    inits: int = 5,
 ) -> "pd.DataFrame":
     """Measure one model as a connection walk: a row a (layer, head, metric, control), columns `COLUMNS`.
 
@@ -73,7 +73,7 @@ def analyze(
     Controls: `null` has Gaussian weights of the same shape, `null_same_gain` moreover the layer's own norm gain and
     output scale, `excess` and `excess_same_gain` are the trained number minus these, tested layer by layer with Holm's
     correction (`..._p_value`, `..._layers_above_null`); `random_init` is the mean over
-    `INITS` untrained networks (`INITS_OF_LARGE` above `LARGE` parameters) on the first `INIT_WINDOWS` windows, its
+    `inits` untrained networks (`INITS_OF_LARGE` above `LARGE` parameters) on the first `INIT_WINDOWS` windows, its
     spread that over the networks and its n their number; `shuffled_tokens` is the trained model on the first
     `SHUFFLED_WINDOWS` windows with their tokens, or image patches, in random order; in `uniform_attention` each token
     attends alike to all that it may see, whatever the head; `depth_shuffled` has the layers in random order.
@@ -86,6 +86,7 @@ def analyze(
         images: normalised [n, 3, H, W] for a vision model, one image a window.
         features: log-mel [n, F, T] for the encoder of a speech model, one recording a window.
         edges: edges sampled per window and layer, along the walk, for the edge transports; 0 leaves these out.
+        inits: untrained networks; with a single one their spread is not known.
 
     Raises:
         UserError: unreadable or unsupported model, or input that does not fit it.
@@ -105,7 +106,7 @@ def analyze(
     _measure_shuffled(rows, loaded, inputs, seed)
     config, size = loaded.model.config, parameters(loaded.model)
     del loaded, model  # a folder's model makes room for its control; beside the caller's only a layer of it is drawn
-    measure_random_init(rows, config, size, inputs, seed, on_demand=True if held else None)
+    measure_random_init(rows, config, size, inputs, seed, inits, on_demand=True if held else None)
     frame = pd.DataFrame(rows.rows, columns=list(COLUMNS))
     return frame.sort_values(["layer", "head"], kind="stable", ignore_index=True)
 
@@ -212,12 +213,18 @@ def _graphs_only(graphs: GraphMeasurements) -> Callable[[LayerCapture], None]:
 
 
 def measure_random_init(
-    rows: Rows, config: Any, size: int, inputs: list[Tensor], seed: int, on_demand: bool | None = None
+    rows: Rows,
+    config: Any,
+    size: int,
+    inputs: list[Tensor],
+    seed: int,
+    inits: int,
+    on_demand: bool | None = None,
 ) -> None:
     """Graphs and heads of untrained networks of the same configuration, one in memory at a time, in float32."""
     graphs: GraphMeasurements | None = None
     found: dict[tuple[int, str], list[float]] = {}
-    for index in range(INITS if size <= LARGE else INITS_OF_LARGE):
+    for index in range(inits if size <= LARGE else min(inits, INITS_OF_LARGE)):
         network = derive_seed(seed, "random-init", index)
         untrained = random_init(config, network, model_id=rows.model, on_demand=on_demand)
         sites = untrained.sites

@@ -19,7 +19,6 @@ from attngeo.training.seeding import generator
 if TYPE_CHECKING:
     import pandas as pd
 
-INITS = 5  # untrained models behind the random_init control
 IDENTITY_IMAGES = 2  # images on which the walk is formed edge by edge: an identity does not need many
 EDGE_IMAGES = 8  # images along whose edges transports are taken
 
@@ -36,12 +35,14 @@ def analyze_pyramid(
     seed: int = 0,
     null_draws: int = 16,
     edges: int = 4,
+    inits: int = 5,
 ) -> "pd.DataFrame":
     """Measure one pyramid on normalised images [n, 3, S, S]: a row a (layer, head, metric, control).
 
     Columns and names are those of `analyze`, layers are the blocks. Besides: `stochasticity_defect` is the largest
     |sum_j P_ij - 1|, `negative_share` the negative part of sum |A|, `beside_share` the norm of what the block adds
-    beside the walk over that of its output. `untrained(i)` draws the i-th model of the random_init control.
+    beside the walk over that of its output. `untrained(i)` draws the i-th of the `inits` models of the
+    random_init control.
 
     Raises:
         UserError: an attention kind that is no sum of rows times values.
@@ -63,7 +64,7 @@ def analyze_pyramid(
     blocks.write(rows)
     _write_heads(rows, loaded.sites, seed, null_draws)
     scores: dict[int, list[float]] = {}
-    for index in range(INITS):
+    for index in range(inits):
         for layer, site in enumerate(opened_pyramid(untrained(index), model_id).sites):
             scores.setdefault(layer, []).append(_head_scores(site.weights()).mean().item())
     for layer, means in scores.items():

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 
 def analyze_weights(
-    model: Path | str | LoadedModel, *, model_id: str | None = None, seed: int = 0, null_draws: int = 16
+    model: Path | str | LoadedModel,
+    *,
+    model_id: str | None = None,
+    seed: int = 0,
+    null_draws: int = 16,
+    inits: int = 5,
 ) -> "pd.DataFrame":
     """The rows of `analyze` that no text decides: parameters and the heads' isometry with its controls.
 
@@ -32,6 +37,6 @@ def analyze_weights(
     rows = Rows(loaded)
     write_sizes(rows, loaded)
     write_head_isometry(rows, loaded.sites, seed, null_draws)
-    measure_random_init(rows, loaded.model.config, parameters(loaded.model), [], seed, on_demand=True)
+    measure_random_init(rows, loaded.model.config, parameters(loaded.model), [], seed, inits, on_demand=True)
     frame = pd.DataFrame(rows.rows, columns=list(COLUMNS))
     return frame.sort_values(["layer", "head"], kind="stable", ignore_index=True)

@@ -23,6 +23,7 @@ def connection_walk(preset: Preset, model_id: str, code_digest: str) -> None:
         window_tokens=settings.window_tokens,
         null_draws=settings.null_draws,
         edges=settings.edges,
+        inits=settings.inits,
         seed=0,
     )
     heads = frame[(frame["metric"] == "isometry_score") & (frame["head"] >= 0)]

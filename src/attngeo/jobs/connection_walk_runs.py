@@ -35,6 +35,7 @@ def connection_walk_runs(preset: Preset, code_digest: str) -> None:
             model_id=row.run_id,
             null_draws=NULL_DRAWS * settings.null_draws,
             edges=settings.edges,
+            inits=settings.inits,
         )
         frames.append(frame.assign(dataset=row.dataset, attention=row.attention_kind, seed=row.seed))
     walked = pd.concat(frames, ignore_index=True)
@@ -48,7 +49,7 @@ def connection_walk_runs(preset: Preset, code_digest: str) -> None:
         code_digest=code_digest,
         params={
             "runs": [row.run_id for row in runs],
-            **{key: getattr(settings, key) for key in ("images", "null_draws", "edges")},
+            **{key: getattr(settings, key) for key in ("images", "null_draws", "edges", "inits")},
         },
         metrics={
             f"isometry_excess_{kind}": float(group["value"].mean()) for kind, group in excess.groupby("attention")

@@ -142,7 +142,7 @@ def measure(
     params |= {} if features is None else {"features": str(features)}
     notes = _notes(loaded)
     if weights_only:
-        frame = analyze_weights(loaded, seed=seed, null_draws=settings.null_draws)
+        frame = analyze_weights(loaded, seed=seed, null_draws=settings.null_draws, inits=settings.inits)
     else:
         frame = analyze(
             loaded,
@@ -151,6 +151,7 @@ def measure(
             window_tokens=settings.window_tokens,
             null_draws=settings.null_draws,
             edges=settings.edges,
+            inits=settings.inits,
             seed=seed,
         )
     digest = digest_outside_presets(Path(__file__).resolve().parents[3], __name__, params)

@@ -5,7 +5,7 @@ stored weights and of one block in float64, and half-precision weights never mee
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from attngeo.language_models.loading import LoadedModel
+from attngeo.processors import one_thread
+
+SMALL = 512  # tokens; what is measured on maps of at most this size takes longer with a second thread
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class LayerCapture:
 
 @torch.no_grad()
 def stream_layers(loaded: LoadedModel, inputs: Tensor, on_layer: Callable[[LayerCapture], None]) -> None:
-    """Run one window and call `on_layer` as each layer's attention finishes.
+    """Run one window and call `on_layer` as each layer's attention finishes, in one thread for `SMALL` windows.
 
     A window is token ids [N], an image [3, H, W] or log-mel features [F, T]. Token ids are one text: an encoder that
     knows two segments takes them for its first one.
@@ -46,7 +49,8 @@ def stream_layers(loaded: LoadedModel, inputs: Tensor, on_layer: Callable[[Layer
         if {"attention_input", "attention", "head_outputs", "output"} <= pending.keys():
             captured = LayerCapture(layer, **{name: tensor.squeeze(0) for name, tensor in pending.items()})
             pending.clear()
-            on_layer(captured)
+            with one_thread() if captured.attention.shape[-1] <= SMALL else nullcontext():
+                on_layer(captured)
 
     def listen(layer: int) -> None:
         site = sites[layer]

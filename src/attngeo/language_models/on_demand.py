@@ -151,6 +151,7 @@ class UntrainedWeights:
     def _forget(self, kept: nn.Module) -> None:
         self._running = None
         shared = {id(parameter) for parameter in kept.parameters()}
+        shared |= {id(parameter) for parameter in self._model.parameters() if parameter.is_meta}
         for block in self._blocks:
             self._replace(block.modules(), lambda parameter: torch.empty_like(parameter, device="meta"), shared)
 

@@ -1,7 +1,13 @@
-"""What a job tells MLflow, kept as a file first: results/<preset>/.tracking/<kind>-<name>.json."""
+"""What a job tells MLflow, kept as a file first: results/<preset>/.tracking/<kind>-<name>.json.
 
+Importing MLflow takes longer than most jobs do. So the jobs of a workflow leave it at the file, and one pass at the
+workflow's end sends all of them (`LATER`).
+"""
+
+import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +15,7 @@ from typing import Any
 from attngeo.files import read_json, write_json
 from attngeo.tracking import description
 
+LATER = "ATTNGEO_TRACK_LATER"  # environment variable: set where `attngeo track sync` follows by itself
 _FOLDER = ".tracking"
 
 
@@ -38,10 +45,13 @@ class Job:
         return description.claims_tag(claims)
 
 
-def write(root: Path, job: Job) -> None:
-    """Keep the job's record beside the preset's results; a job without a preset is kept nowhere."""
+def write(root: Path, job: Job) -> bool:
+    """Keep the job's record beside the preset's results; whether a pass that follows by itself sends it.
+
+    A job without a preset is kept nowhere.
+    """
     if not job.preset:
-        return
+        return False
     name = re.sub(r"[^\w\-.]", "_", f"{job.tags.get('attngeo.kind', 'job')}-{job.name}")
     base = root.resolve()
     paths = [path.resolve() for path in job.artifacts]
@@ -57,9 +67,35 @@ def write(root: Path, job: Job) -> None:
             "tags": job.tags,
         },
     )
+    is_left = bool(os.environ.get(LATER))
+    if is_left:
+        _unsent(root, job.preset).touch()
+    return is_left
 
 
-def read(root: Path, preset: str) -> Iterator[Job]:
+def has_unsent(root: Path, preset: str) -> bool:
+    """Whether there are records of the preset that were left to a pass."""
+    return _unsent(root, preset).exists()
+
+
+@contextmanager
+def sending(root: Path, preset: str) -> Iterator[Iterator[Job]]:
+    """The preset's jobs for a pass that sends them; what is recorded meanwhile, or was not sent, stays for the next."""
+    left = has_unsent(root, preset)
+    _unsent(root, preset).unlink(missing_ok=True)
+    try:
+        yield _read(root, preset)
+    except BaseException:
+        if left:
+            _unsent(root, preset).touch()
+        raise
+
+
+def _unsent(root: Path, preset: str) -> Path:
+    return root / "results" / preset / _FOLDER / "unsent"
+
+
+def _read(root: Path, preset: str) -> Iterator[Job]:
     """Every job of a preset, in the order of their files' names; those whose files are gone are left out."""
     for path in sorted((root / "results" / preset / _FOLDER).glob("*.json")):
         values = read_json(path)

@@ -135,17 +135,19 @@ def log_job(
     artifacts: Sequence[Path],
     tags: Mapping[str, str],
 ) -> str | None:
-    """Record a finished analysis or drawing as one run; its id, or None (and a warning) if MLflow could not be had.
+    """Record a finished analysis or drawing as one run; its id, or None where that is left to `attngeo track sync`.
 
-    What is recorded is first written to the job's journal, from which `attngeo track sync` sends it where MLflow could
-    not be had. What cannot be recorded is left out with a warning: the job has finished all the same. ValueError for
-    an unknown experiment.
+    What is recorded is first written to the job's journal. There it stays, without MLflow being imported, for a job of
+    a workflow that has `journal.LATER` set and ends with a pass of `attngeo track sync`; and, with a warning, where
+    MLflow could not be had. What cannot be recorded is left out with a warning: the job has finished all the same.
+    ValueError for an unknown experiment.
     """
     _require_known(experiment)
     quiet = Quiet()
     job = journal.Job(experiment, run_name, dict(params), dict(metrics), [*artifacts], dict(tags))
     with quiet:
-        journal.write(root, job)
+        if journal.write(root, job):
+            return None
     with quiet:
         init(root)
         store = client(root)

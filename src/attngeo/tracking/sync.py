@@ -47,8 +47,9 @@ def sync(root: Path, presets: list[str]) -> Sent:
                     if (folder / "final.json").is_file():
                         _sync_training(root, store, preset, kind, folder, sent)
             _close_killed(root, store, preset, sent)
-            for job in journal.read(root, preset):
-                _sync_job(root, store, preset, job, sent)
+            with journal.sending(root, preset) as jobs:
+                for job in jobs:
+                    _sync_job(root, store, preset, job, sent)
     return sent
 
 
