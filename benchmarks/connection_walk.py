@@ -12,6 +12,7 @@ part of their own: `python -m benchmarks.connection_walk --help`.
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ from attngeo.language_models.loading import LoadedModel, load, random_init
 from attngeo.language_models.windows import text_windows
 from attngeo.processors import use_threads
 from attngeo.training.seeding import generator
-from benchmarks.output import say, write
+from benchmarks.output import goals, say, write
 
 R = TypeVar("R")
 Numbers = dict[tuple[int, int, str, str], float]
@@ -288,17 +289,14 @@ def wrong(rows: Sequence[dict[str, Any]]) -> list[str]:
 def tables(rows: Sequence[dict[str, Any]]) -> str:
     """One line a number, then the goals."""
     lines = [f"  {row['metric']:22} {row['form']:18} {row['value']:12.4g} {row['unit']}" for row in rows]
-    lines += ["", "goals"]
     found = {row["metric"]: row["value"] for row in rows}
+    judged = []
     for metric, (text, bound, at_most) in GOALS.items():
-        if metric not in found:
-            verdict = "not measured"
-        else:
-            met = found[metric] <= bound if at_most else found[metric] >= bound
-            verdict = "met" if met else "missed"
-        value = f"{found[metric]:9.4g}" if metric in found else 9 * " "
-        lines.append(f"  {verdict:12} {value}  {text}: at {'most' if at_most else 'least'} {bound:g}")
-    return "\n".join(lines)
+        value = found.get(metric, math.nan)
+        met = value <= bound if at_most else value >= bound
+        verdict = "not measured" if math.isnan(value) else "met" if met else "missed"
+        judged.append((verdict, value, f"{text}: at {'most' if at_most else 'least'} {bound:g}"))
+    return "\n".join([*lines, *goals(judged)])
 
 
 def _tiny() -> LoadedModel:

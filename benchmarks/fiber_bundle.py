@@ -13,7 +13,7 @@ from pathlib import Path
 
 from attngeo.fiber_bundle import budgets
 from attngeo.fiber_bundle.budgets import Row
-from benchmarks.output import write
+from benchmarks.output import goals, write
 
 
 def tables(rows: Sequence[Row]) -> str:
@@ -23,12 +23,13 @@ def tables(rows: Sequence[Row]) -> str:
         sizes = ", ".join(f"{row[name]} {name}" for name in ("heads", "tokens", "dimension", "rank") if name in row)
         label = f"  {row['metric']:26} {row['of']:10} {sizes:46}"
         lines.append(f"{label} {row['why']}" if "why" in row else f"{label} {row['value']:10.4g} {row['unit']}")
-    lines += ["", "goals"]
-    for goal, value, verdict in budgets.judge(rows):
-        bounds = (("at least", goal.at_least), ("at most", goal.at_most))
-        bound = ", ".join(f"{words} {limit:g}" for words, limit in bounds if math.isfinite(limit))
-        lines.append(f"  {verdict:12}  {value:7.3f}  {goal.text}: {bound}")
-    return "\n".join(lines)
+    judged = ((verdict, value, f"{goal.text}: {_bounds(goal)}") for goal, value, verdict in budgets.judge(rows))
+    return "\n".join([*lines, *goals(judged)])
+
+
+def _bounds(goal: budgets.Goal) -> str:
+    bounds = (("at least", goal.at_least), ("at most", goal.at_most))
+    return ", ".join(f"{words} {limit:g}" for words, limit in bounds if math.isfinite(limit))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

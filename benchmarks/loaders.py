@@ -18,7 +18,7 @@ from attngeo.data import embedded
 from attngeo.errors import UserError
 from attngeo.evaluation import loader_benchmarks
 from attngeo.evaluation.loader_benchmarks import GOALS, QUICK, Row, Setting
-from benchmarks.output import say, write
+from benchmarks.output import goals, say, write
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -41,9 +41,7 @@ def table(rows: Sequence[Row]) -> str:
     lines += [
         f"  {row['contestant']:33} not timed: {row['why']}" for row in rows if row["metric"] in ("not_timed", "wrong")
     ]
-    lines += ["", "goals"]
-    lines += [f"  {goal.verdict(rows):12}  {goal.value(rows):6.3f}  {goal.text}" for goal in GOALS]
-    return "\n".join(lines)
+    return "\n".join([*lines, *goals((goal.verdict(rows), goal.value(rows), goal.text) for goal in GOALS)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

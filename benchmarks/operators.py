@@ -22,7 +22,7 @@ from attngeo.evaluation.operator_benchmarks import OPERATIONS, Row
 from attngeo.evaluation.operator_goals import judge
 from attngeo.evaluation.operator_limits import measure_port_limit, port_limits, this_instruction_set
 from attngeo.evaluation.operator_sizes import INVERSE_SLICES, INVERSE_TOKENS, MEMORY_SIZES, PYRAMID_SIZES, Size, square
-from benchmarks.output import say, write
+from benchmarks.output import goals, say, write
 
 PORT_LIMIT = Path(__file__).with_name("port_limit.cpp")
 QUICK = {"kernel": (Size(3, 67, 13, 9),), "inverse": (square(5, 17),)}
@@ -89,10 +89,8 @@ def tables(rows: Sequence[Row]) -> str:
                 lines.append(f"  {row['contestant']:45} not timed: {row['why']}")
             elif row["metric"] in ("peak_memory_mib", "two_thread_ratio"):
                 lines.append(f"  {row['contestant']:45} {row['metric']}: {row['value']:.2f}")
-    lines += ["", "goals"]
-    for judged in judge(rows):
-        lines.append(f"  {judged.verdict:12}  {judged.value:6.2f}  {judged.goal.text}")
-    return "\n".join(lines)
+    judged = ((one.verdict, one.value, one.goal.text) for one in judge(rows))
+    return "\n".join([*lines, *goals(judged)])
 
 
 def _operation(name: str) -> str:

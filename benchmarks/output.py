@@ -1,7 +1,8 @@
 """Where the benchmarks' words and numbers go."""
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,15 @@ from attngeo.files import write_aside
 def say(line: str) -> None:
     """Progress goes to standard error: what is asked for stays alone on standard output."""
     print(line, file=sys.stderr, flush=True)
+
+
+def goals(judged: Iterable[tuple[str, float, str]]) -> list[str]:
+    """The last lines of a report: verdict, number and text of every goal."""
+    lines = ["", "goals"]
+    for verdict, value, text in judged:
+        number = "" if math.isnan(value) else f"{value:.4g}"
+        lines.append(f"  {verdict:12}  {number:>9}  {text}")
+    return lines
 
 
 def write(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -15,8 +15,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read once, when the libraries are loaded
 
 from attngeo.evaluation import step_share, training_step
 from attngeo.evaluation.training_step import GOAL_SIZE, LayerSize, Row
-from attngeo.files import write_aside
 from attngeo.jobs import loop_overhead
+from benchmarks.output import goals, write
 
 QUICK_SIZE = LayerSize(1, 1, 49, 8)
 
@@ -40,10 +40,10 @@ def tables(rows: Sequence[Row]) -> str:
         )
         lines.append(f"  {' '.join(filter(None, what)):58} {row['value']:10.4g} {row['unit']}{spread}")
         lines += [f"    {row['why']}"] if "why" in row else []
-    lines += ["", "goals"]
-    for goal, value, verdict in training_step.judge(rows):
-        lines.append(f"  {verdict:12}  {value:6.3f}  {goal.text}: at most {goal.at_most:g}")
-    return "\n".join(lines)
+    judged = (
+        (verdict, value, f"{goal.text}: at most {goal.at_most:g}") for goal, value, verdict in training_step.judge(rows)
+    )
+    return "\n".join([*lines, *goals(judged)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,10 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = run(quick=chosen.quick, repeats=chosen.repeats, seconds=chosen.seconds)
     print(tables(rows))
     if chosen.out is not None:
-        import pandas as pd
-
-        with write_aside(chosen.out) as stream:
-            pd.DataFrame(rows).to_csv(stream, index=False)
+        write(rows, chosen.out)
     return int(any(row["metric"] == "not_timed" for row in rows))
 
 

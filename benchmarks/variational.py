@@ -14,7 +14,7 @@ import torch
 
 from attngeo.variational import budgets
 from attngeo.variational.budgets import Row
-from benchmarks.output import write
+from benchmarks.output import goals, write
 
 
 def tables(rows: Sequence[Row]) -> str:
@@ -24,10 +24,10 @@ def tables(rows: Sequence[Row]) -> str:
         sizes = ", ".join(f"{row[name]} {name}" for name in ("tokens", "dimension", "steps") if name in row)
         label = f"  {row['metric']:24} {row['of']:18} {sizes:38}"
         lines.append(f"{label} {row['why']}" if "why" in row else f"{label} {row['value']:10.4g} {row['unit']}")
-    lines += ["", "goals"]
-    for goal, value, verdict in budgets.judge(rows):
-        lines.append(f"  {verdict:12}  {value:7.3f}  {goal.text}: at most {goal.at_most:g}")
-    return "\n".join(lines)
+    judged = (
+        (verdict, value, f"{goal.text}: at most {goal.at_most:g}") for goal, value, verdict in budgets.judge(rows)
+    )
+    return "\n".join([*lines, *goals(judged)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,9 +2,10 @@
 
 Needs Python, torch (2.11 or later) and nvcc, and nothing else. Builds the extension in place with this machine's torch,
 checks outputs and gradients against float64, then times the operators forward and backward against torch, the naive
-forms and the limits of memory and issue rate that follow from the device's properties. Writes
-docs/measured/<device>/operators.csv and .json, from which figure 5 and table 5 take their GPU series. Status 1 if a
-check fails (nothing is written then) or if there is no GPU.
+forms and the limits of memory and issue rate that follow from the device's properties, and attention by metric against
+softmax by plain products. Writes docs/measured/<device>/operators.csv and .json, from which figure 5 and table 5 take
+their GPU series, and attention_by_metric.csv. Status 1 if a check fails (nothing is written then) or if there is no
+GPU.
 """
 
 import argparse
@@ -132,6 +133,14 @@ def timings(device: Any, *, quick: bool) -> list[dict[str, Any]]:
     return rows + benchmarks.suite(sizes, device, limits=limits, tell=say, **patience)
 
 
+def attention_by_metric(device: Any, *, quick: bool) -> list[dict[str, Any]]:
+    """Every number of attention by metric against softmax by plain products and against the direct form."""
+    from attngeo.fiber_bundle.attention_budget import Shape, measure
+
+    shape = Shape(1, 33, 8, 2) if quick else Shape(8, 1024, 32, 4)
+    return [*measure(shape, device, repeats=3 if quick else 20, seconds=0.02 if quick else 1.0)]
+
+
 def copy_rate(device: Any) -> float:
     """Bytes a second that this device's memory really moves, read plus written, copying 1 GiB."""
     import torch
@@ -204,10 +213,13 @@ def run(device_name: str, *, quick: bool, may_build: bool, out: Path | None) -> 
     if check(device, quick=quick):
         return 1
     rows = timings(device, quick=quick)
+    by_metric = attention_by_metric(device, quick=quick)
     wrong = [row for row in rows if row["metric"] == "not_timed" and row.get("role") == "ours"]
-    for row in wrong:
-        say(f"FAILED {row['operation']} {row['direction']}: {row['why']}")
-    if wrong:
+    failed = [f"{row['operation']} {row['direction']}: {row['why']}" for row in wrong]
+    failed += [f"attention by metric: {row['why']}" for row in by_metric if row["metric"] == "not_timed"]
+    for line in failed:
+        say(f"FAILED {line}")
+    if failed:
         return 1
     known = conditions(device, extension, time.monotonic() - started)
     if out is None and device.type == "cuda":
@@ -215,10 +227,17 @@ def run(device_name: str, *, quick: bool, may_build: bool, out: Path | None) -> 
     for row in (row for row in rows if row["metric"] == "speedup"):
         size = f"({row['slices']}, {row['tokens']}, {row['landmarks']}, {row['channels']})"
         say(f"{row['value']:8.2f} x {row['against']}: {row['operation']} {row['direction']} {size}")
+    for row in (row for row in by_metric if row["metric"].endswith("_ratio")):
+        text = {
+            "attention_ratio": "of (2 + r) plain softmaxes' time: attention by metric (goal: at most 1.3)",
+            "memory_ratio": "times the memory of attention by metric: its direct form (goal: at least 5)",
+        }[row["metric"]]
+        say(f"{row['value']:8.2f} {text}")
     if out is not None:
         from attngeo.files import write_json
 
         write_table(rows, out / "operators.csv")
+        write_table(by_metric, out / "attention_by_metric.csv")
         write_json(out / "operators.json", known)
         say(f"written: {out}/operators.csv")
     say(f"done in {time.monotonic() - started:.0f} s")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from attngeo.fiber_bundle import budgets, metric_costs
+from attngeo.fiber_bundle import attention_budget, budgets, metric_costs
 from attngeo.fiber_bundle.score_rank import FORMS, analyze, numerical_rank, predicted_rank
 from benchmarks import fiber_bundle as benchmark
 
@@ -80,9 +80,9 @@ def test_nothing_is_timed_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(AssertionError, match="solve differs from its dense form"):
         list(metric_costs.measure((32,), (2,), (), (), tokens=1, dense_to=32, repeats=2, seconds=0.005))
     monkeypatch.setattr(
-        budgets, "riemannian_attention", lambda q, k, v, a, U, tau: v + 0 * (q + k + a + U.sum(-1)) * tau
+        attention_budget, "riemannian_attention", lambda q, k, v, a, U, tau: v + 0 * (q + k + a + U.sum(-1)) * tau
     )
-    rows = list(budgets._attention(budgets.QUICK, 2, 0.01))
+    rows = list(attention_budget._times(budgets.QUICK.attention, torch.device("cpu"), 2, 0.01))
     assert [row["metric"] for row in rows] == ["error", "not_timed"]
 
 

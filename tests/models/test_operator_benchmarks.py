@@ -318,6 +318,7 @@ def test_the_gpu_check_needs_torch_alone_and_writes_what_the_workflow_gathers(
     frame = pd.read_csv(out / "operators.csv")
     assert {"time_ms", "speedup"} <= set(frame["metric"])
     assert set(frame["operation"]) == set(benchmarks.OPERATIONS)
+    assert {"error", "attention_ratio", "memory_ratio"} <= set(pd.read_csv(out / "attention_by_metric.csv")["metric"])
     known = read_json(out / "operators.json")
     assert gathered(tmp_path, monkeypatch, known) == ([], 0), "a processor is no GPU"
     text = (out / "operators.csv").read_text().replace(",cpu,", ",cuda,")

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from attngeo.paper.targets import FIGURES, TABLES
+from attngeo.tracking import journal
+from tests.mlflow_server import free_port
 from tests.workflow.project_copy import ProjectCopy
 
 PAGES_SHOWN = {"claims.html", "index.html", "macros.tex", "macros.csv", "licences.md", "PRESET"}
@@ -102,6 +104,20 @@ def test_every_job_is_in_the_tracking_store(finished: ProjectCopy) -> None:
         assert names.count(name) == 1, (name, names)
     assert dict(curves).keys() == set(runs)
     assert all(steps >= 2 for _, steps in curves), "metrics by epoch are missing"
+
+
+def test_a_server_that_is_away_stops_nothing_and_is_told_later(finished_copy: ProjectCopy) -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    for folder in ("results/demo/figures", "paper_figures"):
+        (finished_copy.root / folder / "fig2.pdf").unlink()
+    append(finished_copy.root / "src/attngeo/paper/figures/fig02_training_curves.py", "\n_CHANGED = 1\n")
+    done = finished_copy.run(f"MLFLOW_TRACKING_URI={address} snakemake --cores 2 paper_figures/fig2.pdf")
+    assert (finished_copy.root / "paper_figures/fig2.pdf").exists()
+    assert "attngeo track sync demo" in done.stderr
+    assert journal.has_unsent(finished_copy.root, "demo")
+    sent = finished_copy.run("attngeo track sync demo")
+    assert "figure fig2: " in sent.stdout
+    assert not journal.has_unsent(finished_copy.root, "demo")
 
 
 # What an edit makes again: (file, old text, new text) -> rules expected, given as patterns of "rule output".

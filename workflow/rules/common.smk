@@ -201,8 +201,9 @@ def track():
     """Send what finished jobs recorded to MLflow; what cannot be sent is said and stays for the next time."""
     if not has_unsent(ROOT, PRESET.name):
         return
-    log = f"{LOGS}/track_sync.log"
-    with open(log, "w") as stream:
+    log = Path(LOGS, "track_sync.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as stream:
         sent = subprocess.run(
             ["attngeo", "track", "sync", PRESET.name], stdout=stream, stderr=stream
         )
