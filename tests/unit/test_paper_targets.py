@@ -4,13 +4,15 @@ import importlib
 import os
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 import attngeo.paper
+from attngeo.config import load_preset
 from attngeo.paper import claims
-from attngeo.paper.targets import FIGURES, PAGES, TABLES, TARGETS, made_from
+from attngeo.paper.targets import FIGURES, PAGES, TABLES, TARGETS, ledger_files, made_from
 from tests.unit import paper_results
 from tests.unit.paper_results import Dataset, Model, Preset, Run
 
@@ -96,9 +98,22 @@ def test_maps_are_made_for_the_runs_that_feed_them_and_are_no_evidence_as_arrays
 
 
 def test_findings_come_from_ablations_walks_and_the_rank_collapse():
-    fed = Preset("p", runs=(Run("a", "m", "d", 0, feeds=("tab4",)),), language_models=PRESET.language_models)
-    expected = ["runs/a/final.json", "analyses/connection_walk/small@q4.json"]
-    assert [path for path in TABLES["findings"].inputs(fed) if "rank_collapse" not in path] == expected
+    runs = (Run("a", "m", "d", 0, feeds=("tab4",)),)
+    fed = Preset("p", runs=runs, language_models=PRESET.language_models, rank_collapse_seeds=(0, 3))
+    assert TABLES["findings"].inputs(fed) == [
+        "runs/a/final.json",
+        "analyses/connection_walk/small@q4.json",
+        "analyses/rank_collapse/s0.json",
+        "analyses/rank_collapse/s3.json",
+    ]
+
+
+def test_findings_see_the_whole_evidence_of_the_claims_that_they_answer():
+    preset = load_preset(ROOT, "demo")
+    patterns = [pattern for claim in claims.claims() if claim.id in ("P3.f", "P4.e") for pattern in claim.evidence]
+    evidence = {path for path in ledger_files(preset) if any(fnmatch(path, pattern) for pattern in patterns)}
+    assert any("rank_collapse" in path for path in evidence)
+    assert evidence <= set(TABLES["findings"].inputs(preset))
 
 
 def test_pages_and_macros_follow_what_the_preset_makes():

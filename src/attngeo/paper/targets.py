@@ -101,7 +101,6 @@ TOKEN_BENCHMARK = "benchmarks/tokens.json"
 SCORE_RANK = "analyses/score_rank.json"
 METRIC_COSTS = "benchmarks/low_rank_metric.json"
 GPU_TIMINGS = "benchmarks/gpu.json"
-RANK_COLLAPSE = "analyses/rank_collapse.json"
 FINDINGS = "tables/findings.csv"
 
 
@@ -166,9 +165,11 @@ def made_from(preset: Preset) -> dict[str, list[str]]:
 
 def _findings_inputs(preset: Preset) -> list[str]:
     """The ablations of table 4, every pretrained model's walk, and the rank collapse where the preset measures it."""
-    walks = connection_walk_files(preset)
-    measured = [path for path in ledger_files(preset) if path == RANK_COLLAPSE or path in walks]
-    return [*run_files(preset, "tab4", ("final.json",)), *measured]
+    return [
+        *run_files(preset, "tab4", ("final.json",)),
+        *connection_walk_files(preset),
+        *rank_collapse_files(preset),
+    ]
 
 
 def _claims_inputs(preset: Preset) -> list[str]:
