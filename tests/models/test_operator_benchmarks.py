@@ -5,7 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -249,6 +250,33 @@ def test_the_checks_find_a_wrong_operator(monkeypatch: pytest.MonkeyPatch) -> No
     assert any(name.startswith("laplacian_kernel_matmul (") for name in failed)
     assert any(name.startswith("laplacian_kernel_matmul normalized") for name in failed)
     assert not any(name.startswith(("gaussian", "spd", "newton")) for name in failed)
+
+
+def test_the_check_of_streams_sees_an_operator_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, where there are no streams to wait for: an operator that begins too early reads zeros."""
+    if backend._extension_problem:
+        pytest.skip(backend._extension_problem)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    for name in ("synchronize", "_sleep"):
+        monkeypatch.setattr(torch.cuda, name, lambda argument: None)
+    early: list[bool] = []
+
+    @contextmanager
+    def stream(side: None) -> Iterator[None]:
+        early.append(True)
+        yield
+        early.clear()
+
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    assert all(check.passed for check in operator_checks._side_stream(CPU))
+    kernel, inverse = ops.gaussian_kernel_matmul, ops.spd_inverse
+    monkeypatch.setattr(ops, "gaussian_kernel_matmul", lambda q, k, v, **o: kernel(q, k, v * (not early), **o))
+    monkeypatch.setattr(ops, "spd_inverse", lambda W, **o: inverse(W * (not early), **o | {"eps": 0.0}))
+    failed = [check.name for check in operator_checks._side_stream(CPU) if not check.passed]
+    assert failed == [
+        f"{name} on another stream"
+        for name in ("spd_inverse", "gaussian_kernel_matmul", "gaussian_kernel_matmul normalized")
+    ]
 
 
 # What a bare machine with a GPU lacks.
