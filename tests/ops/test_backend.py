@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -51,6 +53,25 @@ def test_a_device_without_a_kernel_is_refused_by_name(extension: None) -> None:
     meta = torch.ones(1, 1, 2, 3, device="meta")
     with pytest.raises(UserError, match="no kernels for meta"):
         resolve("laplacian_kernel", "compiled", meta)
+
+
+def test_a_gpu_that_the_binary_has_no_code_for_is_named_beside_what_was_built(
+    extension: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a GPU is made up: what CUDA says of it, its capability, and a tensor that lies on it."""
+    import attngeo_ext
+
+    built = {"cuda": {"built": True, "reason": "", "architectures": ["7.0"]}}
+    library = SimpleNamespace(attngeo_cuda_problem=lambda device: b"no kernel image is available")
+    monkeypatch.setattr(attngeo_ext, "_info", built)
+    monkeypatch.setattr(attngeo_ext, "_library", lambda: library)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    there = cast(torch.Tensor, SimpleNamespace(device=torch.device("cuda", 0)))
+    why = "no kernel image is available: built for 7.0, the device is sm_90"
+    assert resolve("spd_inverse", "auto", there) == "naive"
+    assert ran() == {"spd_inverse": f"naive cuda ({why})"}
+    with pytest.raises(UserError, match=why):
+        resolve("spd_inverse", "compiled", there)
 
 
 def test_an_unknown_backend_is_named() -> None:

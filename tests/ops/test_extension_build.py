@@ -327,16 +327,53 @@ def test_kernels_outlive_nvcc_unless_the_switch_asks_for_none(fake: Fake, monkey
     assert code["is_current"](content, means["none"])  # nvcc failed then: there are no kernels to leave out
 
 
-def test_architectures_that_are_none_are_an_error(tmp_path: Path) -> None:
+def fake_nvcc(folder: Path, known: str = "") -> Path:
+    """An nvcc of torch's CUDA version that says which architectures it knows, with a toolkit around it."""
     import torch
 
     if torch.version.cuda is None:
         pytest.skip("this torch has no CUDA")
-    (tmp_path / "lib64").mkdir()
-    (tmp_path / "lib64" / "libcudart_static.a").touch()
-    fake = tmp_path / "nvcc"
-    fake.write_text(f'#!/bin/sh\necho "release {torch.version.cuda}, V1"\necho "#\\$ TOP={tmp_path}"\n')
+    (folder / "lib64").mkdir()
+    (folder / "lib64" / "libcudart_static.a").touch()
+    fake = folder / "nvcc"
+    fake.write_text(f'#!/bin/sh\necho "release {torch.version.cuda}, V1"\necho "#\\$ TOP={folder}"\necho {known}\n')
     fake.chmod(0o755)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ("compute_75 compute_80 compute_90 compute_100 compute_120", ("8.0", "9.0", "12.0+PTX")),
+        ("compute_70 compute_80 compute_90", ("8.0", "9.0+PTX")),
+    ],
+)
+def test_without_a_gpu_to_ask_the_architectures_are_the_usual_ones_that_nvcc_knows(
+    known: str, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = runpy.run_path(str(SOURCE / "setup.py"))
+    for name in ("TORCH_CUDA_ARCH_LIST", "ATTNGEO_CUDA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NVCC", str(fake_nvcc(tmp_path, known)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert code["find_cuda"](code["find_torch"]()).architectures == expected
+
+
+@pytest.mark.parametrize(("gib", "jobs"), [(0.5, 1), (3.9, 1), (4, 2), (64, 3)])
+def test_compilers_at_once_are_no_more_than_memory_and_cores_allow(
+    gib: float, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = runpy.run_path(str(SOURCE / "setup.py"))
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 5})
+    monkeypatch.setitem(code["job_count"].__globals__, "free_memory", lambda: int(gib * 2**30))
+    assert code["job_count"]() == jobs
+    monkeypatch.setenv("MAX_JOBS", "7")
+    assert code["job_count"]() == 7
+
+
+def test_architectures_that_are_none_are_an_error(tmp_path: Path) -> None:
+    fake = fake_nvcc(tmp_path)
     result = build(
         copy_sources(tmp_path / "cuda_ext"), ATTNGEO_CUDA="", NVCC=str(fake), TORCH_CUDA_ARCH_LIST="9.0;Hopper"
     )
