@@ -139,6 +139,15 @@ def test_one_pixel_images_are_enlarged(tmp_path):
     assert tuple(next(iter(opened(manifest)))[0].shape) == (4, 3, 32, 32)
 
 
+@pytest.mark.parametrize("size", [(3, 500), (500, 3)])
+def test_narrow_images_are_cropped_and_resized(tmp_path, size):
+    folder = image_folder(tmp_path / "images", {"a": (3, 1), "b": (3, 1)}, size=size)
+    batches = opened(pack(folder, tmp_path / "packed", storage="folder", min_crop_area=0.08))
+    for images, _ in epochs(batches):
+        assert tuple(images.shape) == (4, 3, 32, 32)
+        assert images.isfinite().all()
+
+
 def test_the_record_says_what_ran(folder_set, beton_set):
     described = opened(folder_set).describe()
     assert described["loader"] == "torch"

@@ -46,6 +46,16 @@ def test_hidden_stray_and_dangling_files_are_reported_and_links_followed(tmp_pat
     assert "train/a/elsewhere/linked.png" in {file.path for file in found.splits["train"]}
 
 
+def test_class_folders_that_are_links_are_class_folders(tmp_path):
+    root = image_folder(tmp_path / "set", {"a": (2, 1), "b": (2, 1)})
+    for split in ("train", "val"):
+        (root / split / "b").rename(tmp_path / f"{split} of b")
+        (root / split / "b").symlink_to(tmp_path / f"{split} of b")
+    found = scan(root)
+    assert (found.classes, found.strays) == (["a", "b"], [])
+    assert [[file.label for file in found.splits[split]] for split in ("train", "val")] == [[0, 0, 1, 1], [0, 1]]
+
+
 @pytest.mark.parametrize("name", ["naïve", "日本", "a b%c#d'e\"f", "x,y\nz"])
 def test_any_name_survives(tmp_path, name):
     found = scan(image_folder(tmp_path, {name: (1, 1), "plain": (1, 1)}))

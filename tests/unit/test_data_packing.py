@@ -107,6 +107,24 @@ def test_names_in_any_script_survive_packing(tmp_path):
     assert sum(len(labels) for _, labels in batches) == 6
 
 
+@pytest.mark.parametrize("changed", [{}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}], ids=["c", "strictly ascii"])
+def test_no_locale_keeps_a_name_from_being_packed_and_told(tmp_path, changed):
+    root = image_folder(tmp_path / "set", {"naïve": (3, 1), "日本 %#'\"": (2, 1)})
+    (root / "train/naïve/000.png").rename(root / "train/naïve/🦀.png")
+    os.rename(root / "train/naïve/001.png", os.fsencode(root / "train/naïve") + b"/\xf1.png")
+    (root / "train/naïve/é.jpg").write_bytes(b"not an image")
+    language = {"LANG": "C", "LC_ALL": "C", "PYTHONWARNINGS": "error::EncodingWarning"}
+    command = [sys.executable, "-m", "attngeo", "pack", str(root), str(tmp_path / "out"), "--storage", "folder"]
+    done = subprocess.run(command, env=os.environ | language | changed, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    manifest = read_json(tmp_path / "out/manifest.json")
+    assert manifest["classes"] == ["naïve", "日本 %#'\""]
+    assert manifest["train"]["n"] == 5
+    assert [(path, action) for path, action, _ in report(tmp_path / "out")] == [("train/naïve/é.jpg", "refused")]
+    packed_names = {os.fsencode(file.path) for file in read_index(tmp_path / "out/train.jsonl")}
+    assert {"train/naïve/🦀.png".encode(), "train/naïve/".encode() + b"\xf1.png"} < packed_names
+
+
 def test_without_ffcv_auto_keeps_the_files_and_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(ffcv_available, "is_installed", lambda: False)
     root = image_folder(tmp_path / "set", COUNTS)
