@@ -357,6 +357,14 @@ def test_the_longest_window_that_is_let_through_runs_and_a_longer_one_is_refused
     assert captured[0].attention.shape[-1] == longest
 
 
+@pytest.mark.parametrize("family", tiny.EVERYDAY)
+def test_a_network_in_which_no_attention_is_found_is_an_error_and_no_empty_table(family: str) -> None:
+    configuration = tiny.config(family)
+    configuration.num_hidden_layers = 0
+    with pytest.raises(UserError, match="tiny has no attention layer"):
+        analyze(tiny.loaded(configuration), **tiny.given(configuration))  # type: ignore[arg-type]
+
+
 def test_token_ids_beyond_the_vocabulary_and_none_at_all_are_refused() -> None:
     loaded = tiny.loaded(tiny.config("gpt2"))
     for ids in (torch.tensor([[1, tiny.VOCABULARY]]), torch.tensor([[-1, 2]])):

@@ -13,6 +13,7 @@ from attngeo.layers.registry import ATTENTION_KINDS
 from attngeo.models.names import FAMILIES, SIZES
 from attngeo.models.pyramid import solver_residuals
 from attngeo.ops import backend
+from attngeo.training.seeding import reproducible
 from tests.tolerances import AUTOCAST_AGREEMENT, BATCH_INDEPENDENCE, COMPILED_AGREEMENT, GAUSSIAN_START_RESIDUAL
 
 IMAGE_SIZES = [(32, 32), (28, 28), (33, 47), (1, 1)]
@@ -206,6 +207,24 @@ def test_the_same_seed_gives_the_same_bits(family: str) -> None:
         return [tensor for parameter in model.parameters() for tensor in (parameter.detach(), parameter.grad)]
 
     assert all(torch.equal(first, second) for first, second in zip(step(), step(), strict=True))
+
+
+@pytest.mark.parametrize("kind", list(ATTENTION_KINDS))
+def test_twenty_deterministic_steps_of_every_kind_have_the_same_bits_again(kind: str) -> None:
+    """An operator without a deterministic form would raise."""
+
+    def steps() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model = timm.create_model("fiberformer_nano", num_classes=10, attention=kind, drop_path_rate=0.3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for _ in range(20):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(4, 3, 28, 28)), torch.arange(4)).backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    with reproducible(threads=2):
+        assert all(torch.equal(first, second) for first, second in zip(steps(), steps(), strict=True))
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))

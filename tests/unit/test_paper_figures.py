@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import matplotlib
@@ -555,6 +556,14 @@ def test_many_points_are_rasterised_and_the_text_stays(tmp_path):
     assert len(pdf) < RASTERISED_SCATTER_BYTES
     assert b"/Subtype /Image" in pdf
     assert b"/FontFile2" in pdf
+
+
+@pytest.mark.parametrize("name", list(FIGURES))
+def test_every_letter_of_a_figure_is_in_its_font(with_nan, name, tmp_path):
+    """matplotlib draws an empty box for one that is not, and says so in a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Glyph|Font family|findfont")
+        render.write_figure(made(name, with_nan), tmp_path / name)
 
 
 def test_pdf_embeds_truetype_fonts_and_no_date(with_nan, tmp_path):

@@ -12,7 +12,6 @@ from tests.tolerances import SMALLEST_COLOUR_DISTANCE, SMALLEST_LIGHTNESS_STEP
 
 # Machado, Oliveira, Fernandes (2009), severity 1, on linear RGB.
 DEUTERANOPIA = np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]])
-MAIN = {kind: ATTENTION[kind] for kind in ("softmax", "gaussian", "laplacian", "riemannian")}
 
 
 def linear_rgb(color: str) -> np.ndarray:
@@ -29,7 +28,7 @@ def lab(linear: np.ndarray) -> np.ndarray:
     return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
 
 
-@pytest.mark.parametrize("palette", [MAIN, CONTROL, GRAPH_CONTROL], ids=["attention", "control", "graphs"])
+@pytest.mark.parametrize("palette", [ATTENTION, CONTROL, GRAPH_CONTROL], ids=["attention", "control", "graphs"])
 def test_colours_differ_with_and_without_colour_blindness_and_in_grey(palette):
     for one, two in itertools.combinations(palette.values(), 2):
         for view in (np.eye(3), DEUTERANOPIA):
