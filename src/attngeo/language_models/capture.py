@@ -37,7 +37,7 @@ class LayerCapture:
 
 @torch.no_grad()
 def stream_layers(loaded: LoadedModel, inputs: Tensor, on_layer: Callable[[LayerCapture], None]) -> None:
-    """Run one window and call `on_layer` as each layer's attention finishes, in one thread for `SMALL` windows.
+    """Run one window and call `on_layer`, in one thread up to `SMALL` tokens, as each layer's attention finishes.
 
     A window is token ids [N], an image [3, H, W] or log-mel features [F, T]. Token ids are one text: an encoder that
     knows two segments takes them for its first one.
