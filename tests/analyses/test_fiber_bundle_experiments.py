@@ -306,7 +306,7 @@ def test_jobs_of_the_smallest_preset_write_what_figures_and_the_ledger_read(
     place = tmp_path / "config/smoke/config.yaml"
     content = yaml.safe_load(place.read_text(encoding="utf-8"))
     tiny = {"copy": {"steps": 2, "batch": 2, "length": 3, "symbols": 4}, "characters": {"steps": 2, "length": 7}}
-    content["fiber_bundle"] |= {"tasks": tiny, "seeds": [0, 1]}
+    content["fiber_bundle"] |= {"tasks": tiny, "seeds": [0, 1], "models": ["dot", "constant", "fiber"]}
     place.write_text(yaml.safe_dump(content), encoding="utf-8")
     preset = load_preset(tmp_path, "smoke")
     fiber_tasks.step_times(preset, "d")

@@ -58,6 +58,10 @@ end_group() {
         group_runs || return
     done
     kill -s KILL -- "-$job"
+    for _ in {1..20}; do # the kernel takes its time, and until it has, the job may still write
+        group_runs || return
+        sleep 0.1
+    done
 }
 trap 'pass_on TERM' TERM
 trap 'pass_on INT' INT
