@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib
@@ -558,12 +559,33 @@ def test_many_points_are_rasterised_and_the_text_stays(tmp_path):
     assert b"/FontFile2" in pdf
 
 
-@pytest.mark.parametrize("name", list(FIGURES))
-def test_every_letter_of_a_figure_is_in_its_font(with_nan, name, tmp_path):
-    """matplotlib draws an empty box for one that is not, and says so in a warning."""
+@contextmanager
+def no_empty_boxes():
+    """matplotlib draws one for a letter that the font lacks, and says so in a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Glyph|Font family|findfont")
+        yield
+
+
+@pytest.mark.parametrize("name", list(FIGURES))
+def test_every_letter_of_a_figure_is_in_its_font(with_nan, name, tmp_path):
+    with no_empty_boxes():
         render.write_figure(made(name, with_nan), tmp_path / name)
+
+
+def test_letters_that_the_font_lacks_are_spelled_out(tmp_path):
+    with style.paper_style():
+        figure, axes = style.new_figure()
+        axes[0][0].plot([0, 1], [0, 1], label="注, κ")
+        axes[0][0].set_xticks([0, 1], labels=["日é", "$λ$"])
+        axes[0][0].legend()
+        axes[0][0].set_title("a\n意")
+    drawn = render.Drawn(figure, pd.DataFrame({"x": [1]}), "c")
+    with no_empty_boxes():
+        render.write_figure(drawn, tmp_path / "figure")
+    assert axes[0][0].get_legend().get_texts()[0].get_text() == "(U+6CE8), κ"
+    assert [tick.get_text() for tick in axes[0][0].get_xticklabels()] == ["(U+65E5)é", "$λ$"]
+    assert axes[0][0].get_title() == "a\n(U+610F)"
 
 
 def test_pdf_embeds_truetype_fonts_and_no_date(with_nan, tmp_path):

@@ -84,10 +84,11 @@ class Tabulated:
 
 def write_figure(drawn: Drawn, out_stem: str | Path) -> list[Path]:
     """Write out_stem.{pdf,png,csv,caption.txt}, each complete or not at all; returns the paths."""
-    from attngeo.paper.style import paper_style
+    from attngeo.paper.style import paper_style, spell_out
 
     paths = [_with_ending(out_stem, ending) for ending in ("pdf", "png", "csv", "caption.txt")]
     with paper_style():
+        spell_out(drawn.figure)
         with path_aside(paths[0]) as aside:
             drawn.figure.savefig(aside, format="pdf", metadata=_PDF_METADATA)
         with path_aside(paths[1]) as aside:

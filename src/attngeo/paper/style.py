@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+FONT = "STIXGeneral"
 RASTERISE_ABOVE = 2000
 LETTERS_ACROSS = 78  # of panel titles, over the width of the figure
 _HASH_SALT = "attngeo"
@@ -93,7 +94,7 @@ def _settings() -> dict[str, Any]:
         **fontsizes.iclr2024(default_smaller=1),
         **axes.lines(),
         # Fonts that matplotlib carries itself: the same letters on a machine without LaTeX or system fonts.
-        "font.family": "STIXGeneral",
+        "font.family": FONT,
         "mathtext.fontset": "stix",
         "text.usetex": False,
         "pdf.fonttype": 42,
@@ -124,6 +125,30 @@ def paper_style() -> Iterator[None]:
     defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
     with matplotlib.rc_context(rc=cast(Any, {**defaults, **_settings()})):
         yield
+
+
+def spell_out(figure: "Figure") -> None:
+    """Give letters that the font lacks their code, as tables do: drawn, all of them would be the same empty box."""
+    from matplotlib.cbook import is_math_text
+    from matplotlib.font_manager import findfont, get_font
+    from matplotlib.text import Text
+    from matplotlib.ticker import FixedFormatter
+
+    letters = get_font(findfont(FONT)).get_charmap().keys() | {ord("\n")}
+
+    def spelled(words: str) -> str:
+        if words.isascii() or is_math_text(words):
+            return words
+        return "".join(letter if ord(letter) in letters else f"(U+{ord(letter):04X})" for letter in words)
+
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        formatter = axis.get_major_formatter()
+        if isinstance(formatter, FixedFormatter):  # it writes the labels of its ticks anew whenever they are drawn
+            formatter.seq = [spelled(words) for words in formatter.seq]
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        if (words := spelled(text.get_text())) != text.get_text():
+            text.set_text(words)
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
