@@ -6,13 +6,12 @@ timed. Processor times of one thread. Run it on an idle machine: `make bench`, o
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from attngeo.fiber_bundle import budgets
-from attngeo.fiber_bundle.budgets import Row
+from attngeo.fiber_bundle.attention_budget import Row, judge
 from benchmarks.output import goals, write
 
 
@@ -23,13 +22,8 @@ def tables(rows: Sequence[Row]) -> str:
         sizes = ", ".join(f"{row[name]} {name}" for name in ("heads", "tokens", "dimension", "rank") if name in row)
         label = f"  {row['metric']:26} {row['of']:10} {sizes:46}"
         lines.append(f"{label} {row['why']}" if "why" in row else f"{label} {row['value']:10.4g} {row['unit']}")
-    judged = ((verdict, value, f"{goal.text}: {_bounds(goal)}") for goal, value, verdict in budgets.judge(rows))
+    judged = ((verdict, value, f"{goal.text}: {goal.bounds}") for goal, value, verdict in judge(rows, budgets.GOALS))
     return "\n".join([*lines, *goals(judged)])
-
-
-def _bounds(goal: budgets.Goal) -> str:
-    bounds = (("at least", goal.at_least), ("at most", goal.at_most))
-    return ", ".join(f"{words} {limit:g}" for words, limit in bounds if math.isfinite(limit))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

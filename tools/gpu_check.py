@@ -227,12 +227,10 @@ def run(device_name: str, *, quick: bool, may_build: bool, out: Path | None) -> 
     for row in (row for row in rows if row["metric"] == "speedup"):
         size = f"({row['slices']}, {row['tokens']}, {row['landmarks']}, {row['channels']})"
         say(f"{row['value']:8.2f} x {row['against']}: {row['operation']} {row['direction']} {size}")
-    for row in (row for row in by_metric if row["metric"].endswith("_ratio")):
-        text = {
-            "attention_ratio": "of (2 + r) plain softmaxes' time: attention by metric (goal: at most 1.3)",
-            "memory_ratio": "times the memory of attention by metric: its direct form (goal: at least 5)",
-        }[row["metric"]]
-        say(f"{row['value']:8.2f} {text}")
+    from attngeo.fiber_bundle import attention_budget
+
+    for goal, value, verdict in attention_budget.judge(by_metric, attention_budget.GOALS):
+        say(f"{verdict} {value:8.2f}  {goal.text}: {goal.bounds}")
     if out is not None:
         from attngeo.files import write_json
 

@@ -100,7 +100,7 @@ def test_goals_are_judged_by_the_worst_number() -> None:
         {"metric": "dense_ratio", "value": 9.0},
         {"metric": "dense_ratio", "value": 0.5},
     ]
-    verdicts = {goal.metric: (value, verdict) for goal, value, verdict in budgets.judge(rows)}
+    verdicts = {goal.metric: (value, verdict) for goal, value, verdict in attention_budget.judge(rows, budgets.GOALS)}
     assert verdicts["attention_ratio"] == (1.2, "met")
     assert verdicts["memory_ratio"] == (4.0, "missed")
     assert verdicts["dense_ratio"] == (0.5, "missed")

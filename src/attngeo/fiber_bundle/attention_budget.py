@@ -1,7 +1,8 @@
 """Attention by metric beside plain softmax, and its memory beside the direct form's, at one shape on any device."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,39 @@ class Shape(NamedTuple):
     tokens: int
     dimension: int
     rank: int
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Bounds for a metric's numbers; where there is one from above, the largest is the one shown."""
+
+    metric: str
+    text: str
+    at_most: float = math.inf
+    at_least: float = -math.inf
+
+    @property
+    def bounds(self) -> str:
+        """In words."""
+        bounds = (("at least", self.at_least), ("at most", self.at_most))
+        return ", ".join(f"{words} {limit:g}" for words, limit in bounds if math.isfinite(limit))
+
+
+GOALS = (
+    Goal("attention_ratio", "attention, forward and backward, times of plain softmax over (2 + r)", at_most=1.3),
+    Goal(
+        "memory_ratio", "peak memory of the direct form, which keeps N x N x r, over the streamed one's", at_least=5.0
+    ),
+)
+
+
+def judge(rows: Sequence[Row], goals: Sequence[Goal]) -> Iterator[tuple[Goal, float, str]]:
+    """Each goal with the worst number that bears on it, NaN if none, and "met", "missed" or "not measured"."""
+    for goal in goals:
+        values = [row["value"] for row in rows if row["metric"] == goal.metric]
+        worst = (max if math.isfinite(goal.at_most) else min)(values, default=math.nan)
+        met = all(goal.at_least <= value <= goal.at_most for value in values)
+        yield goal, worst, "not measured" if math.isnan(worst) else "met" if met else "missed"
 
 
 def measure(shape: Shape, device: torch.device, *, repeats: int, seconds: float) -> Iterator[Row]:

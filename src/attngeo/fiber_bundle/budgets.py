@@ -3,14 +3,13 @@
 Nothing is timed that is not right first: attention and its gradients against float64, the inverse against a dense one.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from attngeo.fiber_bundle import attention_budget, metric_costs
-from attngeo.fiber_bundle.attention_budget import Row, Shape
+from attngeo.fiber_bundle.attention_budget import Goal, Row, Shape
 
 
 @dataclass(frozen=True)
@@ -26,21 +25,8 @@ FULL = Size(Shape(8, 1024, 32, 4), (128, 256, 512, 1024, 2048), (1, 4, 16, 32, 6
 QUICK = Size(Shape(1, 33, 8, 2), (64, 128, 256), (1, 4))
 
 
-@dataclass(frozen=True)
-class Goal:
-    """Bounds for a metric's numbers; where there is one from above, the largest is the one shown."""
-
-    metric: str
-    text: str
-    at_most: float = math.inf
-    at_least: float = -math.inf
-
-
 GOALS = (
-    Goal("attention_ratio", "attention, forward and backward, times of plain softmax over (2 + r)", at_most=1.3),
-    Goal(
-        "memory_ratio", "peak memory of the direct form, which keeps N x N x r, over the streamed one's", at_least=5.0
-    ),
+    *attention_budget.GOALS,
     Goal("dense_ratio", "dense Cholesky's time over Woodbury's, from d = 128 on", at_least=1.0),
     Goal("inversion_exponent_d", "growth of the inverse's time with d", at_least=0.85, at_most=1.15),
     Goal("inversion_exponent_r", "growth of the inverse's time with r, from 16 on", at_least=1.7, at_most=2.3),
@@ -51,15 +37,6 @@ def measure(size: Size, repeats: int, seconds: float = 1.0) -> list[Row]:
     """All rows, from the smallest of so many processor times of one thread, contestants in turn."""
     attention = attention_budget.measure(size.attention, torch.device("cpu"), repeats=repeats, seconds=seconds)
     return [*attention, *_inverse(size, repeats, seconds)]
-
-
-def judge(rows: Sequence[Row]) -> Iterator[tuple[Goal, float, str]]:
-    """Every goal with the worst number that bears on it, NaN if none, and "met", "missed" or "not measured"."""
-    for goal in GOALS:
-        values = [row["value"] for row in rows if row["metric"] == goal.metric]
-        worst = (max if math.isfinite(goal.at_most) else min)(values, default=math.nan)
-        met = all(goal.at_least <= value <= goal.at_most for value in values)
-        yield goal, worst, "not measured" if math.isnan(worst) else "met" if met else "missed"
 
 
 def _inverse(size: Size, repeats: int, seconds: float) -> Iterator[Row]:

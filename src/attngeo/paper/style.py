@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import matplotlib
@@ -127,12 +127,16 @@ def paper_style() -> Iterator[None]:
         yield
 
 
+def _after(spelled: Callable[[str], str], words: Callable[..., str], *of_tick: Any) -> str:
+    return spelled(words(*of_tick))
+
+
 def spell_out(figure: "Figure") -> None:
     """Give letters that the font lacks their code, as tables do: drawn, all of them would be the same empty box."""
     from matplotlib.cbook import is_math_text
     from matplotlib.font_manager import findfont, get_font
     from matplotlib.text import Text
-    from matplotlib.ticker import FixedFormatter
+    from matplotlib.ticker import FixedFormatter, FuncFormatter
 
     letters = get_font(findfont(FONT)).get_charmap().keys() | {ord("\n")}
 
@@ -141,10 +145,13 @@ def spell_out(figure: "Figure") -> None:
             return words
         return "".join(letter if ord(letter) in letters else f"(U+{ord(letter):04X})" for letter in words)
 
+    # Formatters write the labels of their ticks anew whenever these are drawn.
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         formatter = axis.get_major_formatter()
-        if isinstance(formatter, FixedFormatter):  # it writes the labels of its ticks anew whenever they are drawn
+        if isinstance(formatter, FixedFormatter):
             formatter.seq = [spelled(words) for words in formatter.seq]
+        elif isinstance(formatter, FuncFormatter):
+            formatter.func = partial(_after, spelled, formatter.func)
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         if (words := spelled(text.get_text())) != text.get_text():
