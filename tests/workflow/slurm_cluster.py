@@ -1,6 +1,7 @@
 """A Slurm cluster of one node on this machine: munged, slurmctld and slurmd, without systemd and without accounting.
 
-It needs root, since its configuration must be /etc/slurm: the executor strips SLURM_CONF inside of its jobs.
+It needs root, since its configuration must be /etc/slurm: the executor strips SLURM_CONF inside of its jobs. Jobs that
+take more memory than they asked for are killed by the kernel where it has the first form of control groups (`LIMITED`).
 """
 
 import os
@@ -19,6 +20,8 @@ from tests.mlflow_server import free_port
 CONFIG = Path("/etc/slurm")
 CPUS, GPUS, MEMORY_MB = 8, 2, 16000
 PACKAGES = ("slurm-wlm", "munge")
+_GROUPS = Path("/sys/fs/cgroup")  # the second form wants systemd
+LIMITED = all(os.access(_GROUPS / name, os.W_OK) for name in ("memory", "cpuset", "freezer"))
 _START_S = 60.0
 _SLURM = """
 ClusterName=attngeo
@@ -37,7 +40,7 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={task}
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
@@ -113,12 +116,14 @@ def _configure(folder: Path, host: str, files: list[Path]) -> None:
     for number in range(GPUS):  # Slurm wants a device: these are as good as /dev/null
         os.mknod(folder / f"fakegpu{number}", 0o666 | 0o020000, os.makedev(1, 3))
     values = {"cpus": CPUS, "gpus": GPUS, "memory_mb": MEMORY_MB, "host": host, "folder": folder}
+    values["task"] = "task/cgroup" if LIMITED else "task/none"
     ports = {"control_port": free_port(), "node_port": free_port()}
     CONFIG.mkdir(exist_ok=True)
     slurm, gres, cgroup = files
     slurm.write_text(_SLURM.format(**values, **ports))
     gres.write_text(f"AutoDetect=off\nNodeName={host} Name=gpu File={folder}/fakegpu[0-{GPUS - 1}]\n")
-    cgroup.write_text("CgroupPlugin=autodetect\n")
+    limits = f"CgroupMountpoint={_GROUPS}\nCgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n"
+    cgroup.write_text(limits if LIMITED else "CgroupPlugin=autodetect\n")
 
 
 def _wait_until_idle(folder: Path) -> None:

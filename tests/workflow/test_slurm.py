@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 from tests.workflow.project_copy import ProjectCopy, copy_project
-from tests.workflow.slurm_cluster import cluster, why_not
+from tests.workflow.slurm_cluster import LIMITED, cluster, why_not
 from tests.workflow.test_interruption import processes_in, wait_until
 
 pytestmark = [
@@ -25,6 +25,8 @@ pytestmark = [
 ]
 
 FIRST, SECOND, TOGETHER = "fashion-softmax-s0", "fashion-laplacian-s0", "fashion-gaussian-s0"
+STARVED = "fashion-riemannian-s0"
+TOO_LITTLE_MB = 500  # for a training and the Snakemake around it; twice as much suffices
 QUICK = "--slurm-init-seconds-before-status-checks 2 --seconds-between-status-checks 2 --latency-wait 5"
 ON_SLURM = f"snakemake --workflow-profile profiles/slurm {QUICK} --config preset=smoke"
 
@@ -127,6 +129,21 @@ def test_a_cancelled_job_comes_again_with_more_memory_and_ends_with_the_same_bit
     undisturbed = safetensors.numpy.load_file(project.root / result(FIRST, "weights.safetensors"))
     assert resumed.keys() == undisturbed.keys()
     assert all((resumed[name] == undisturbed[name]).all() for name in resumed)
+
+
+@pytest.mark.skipif(not LIMITED, reason="no control groups of the first form, by which Slurm would limit memory")
+def test_a_job_out_of_memory_is_reported_and_comes_again_with_twice_as_much(
+    project: ProjectCopy, tmp_path: Path
+) -> None:
+    resources = json.dumps({"train": {"threads": 1, "mem_mb": TOO_LITTLE_MB, "runtime": 10, "device": "cpu"}})
+    log = tmp_path / "snakemake.log"
+    with started(project, f"{ON_SLURM} 'resources={resources}' -- {result(STARVED)}", log) as running:
+        assert running.wait(timeout=600) == 0, log.read_text()[-4000:]
+    text = log.read_text()
+    starved, _ = re.findall(rf"(?m)^Job \d+ has been submitted with SLURM jobid \d+ \(log: (.*{STARVED}.*)\)", text)
+    assert "oom-kill" in Path(starved).read_text(), "Slurm's log, which the report names, does not say why"
+    assert text.count(starved) > 1, "the report does not name Slurm's log"
+    assert json.loads((project.root / result(STARVED)).read_text())["status"] == "FINISHED"
 
 
 def test_two_processes_of_a_training_share_a_job_with_two_gpus(project: ProjectCopy, tmp_path: Path) -> None:
