@@ -1,0 +1,22 @@
+"""Presets, run sheets and recipes: read, checked against their models, and explained when something is wrong."""
+
+from attngeo.config.loading import load_preset, preset_names, write_schemas
+from attngeo.config.preset import Preset, RunRow
+from attngeo.config.settings import (
+    ConnectionWalkConfig,
+    DecoderCheckpoint,
+    LanguageModelConfig,
+    TrajectoriesConfig,
+)
+
+__all__ = [
+    "ConnectionWalkConfig",
+    "DecoderCheckpoint",
+    "LanguageModelConfig",
+    "Preset",
+    "RunRow",
+    "TrajectoriesConfig",
+    "load_preset",
+    "preset_names",
+    "write_schemas",
+]
