@@ -150,7 +150,7 @@ def test_a_model_of_the_preset_is_measured_as_the_preset_says_unless_asked_other
     assert preset.is_dir()
     asked: list[str] = []
     monkeypatch.setattr(preset_job, "connection_walk", lambda config, model, digest: asked.append(f"{model} {digest}"))
-    monkeypatch.setattr("attngeo.cli._digest", lambda config, stamp, name: name)
+    monkeypatch.setattr("attngeo.cli.common.digest_of", lambda config, stamp, name: name)
     run("minilm-l3")
     run("minilm-l3", "--preset", "demo", "--offline")
     assert asked == ["minilm-l3 connection_walk/minilm-l3"] * 2

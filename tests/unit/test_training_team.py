@@ -13,7 +13,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from attngeo import cli, gpu_lease
+from attngeo import gpu_lease
+from attngeo.cli.train import train
 from attngeo.errors import UserError
 from attngeo.training import launch
 from attngeo.training.sharing import positions
@@ -179,13 +180,13 @@ def test_the_command_line_refuses_processes_that_nothing_planned_or_no_gpu_serve
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"planned for 1 processes and got 2.*\n.*--nproc_per_node 1 "):
-        cli.train("fashion-softmax-s0", preset="smoke", stamp=Path("planned.txt"))
+        train("fashion-softmax-s0", preset="smoke", stamp=Path("planned.txt"))
     monkeypatch.setenv("ATTNGEO_OVERRIDES", json.dumps({"resources": {"train": {"device": "cuda"}}}))
     monkeypatch.setattr(gpu_lease, "visible_gpus", lambda: ["0"])
     with pytest.raises(UserError, match="torchrun started 2 processes and may use 1 GPU"):
-        cli.train("fashion-softmax-s0", preset="smoke")
+        train("fashion-softmax-s0", preset="smoke")
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("ATTNGEO_OVERRIDES", json.dumps({"resources": {"train": {"processes": 2}}}))
     with pytest.raises(UserError, match=r"planned for 2 processes and got 1.*\n.*torchrun --nproc_per_node 2 "):
-        cli.train("fashion-softmax-s0", preset="smoke")
+        train("fashion-softmax-s0", preset="smoke")

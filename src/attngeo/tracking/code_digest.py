@@ -32,7 +32,7 @@ NOT_COMPUTATION = tuple(
         ".training.display",
     )
 )
-NOT_COMPUTATION_PACKAGES = ("attngeo.config.", "attngeo.tracking.")
+NOT_COMPUTATION_PACKAGES = ("attngeo.cli.", "attngeo.config.", "attngeo.tracking.")
 
 # Compiled sources that serve several operators, by how their file names begin; others begin with their operator's name.
 _SERVES = {"pairwise": ("laplacian_kernel", "gaussian_kernel"), "inverse": ("newton_schulz",)}

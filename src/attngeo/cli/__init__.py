@@ -1,0 +1,44 @@
+"""The command line: a thin door to the jobs; everything heavy is imported by the command that needs it."""
+
+import sys
+
+import typer
+
+from attngeo.cli import analyze, benchmark, data, paper, track, train
+from attngeo.errors import UserError
+
+app = typer.Typer(
+    help="Rebuild, check and extend four papers on the geometry of attention.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(analyze.app, name="analyze")
+app.add_typer(benchmark.app, name="benchmark")
+app.add_typer(track.app, name="track")
+for command in (
+    data.fetch,
+    data.build,
+    data.pack,
+    train.train,
+    train.train_decoder,
+    train.evaluate,
+    train.export,
+    paper.figure,
+    paper.table,
+    paper.ledger,
+    paper.gallery,
+    paper.macros,
+    paper.licences,
+    data.doctor,
+):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; errors that the user can mend are two lines and exit status 2."""
+    try:
+        app()
+    except UserError as error:
+        sys.stderr.write(f"attngeo: error: {error}\n")
+        sys.exit(2)

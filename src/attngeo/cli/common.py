@@ -1,0 +1,93 @@
+"""What commands share: options, the preset, the digest of a job's code, and results that can be written."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from attngeo.errors import UserError
+from attngeo.files import explain_os_errors
+from attngeo.processors import use_threads
+
+if TYPE_CHECKING:
+    from attngeo.config import Preset
+
+PresetOption = Annotated[str, typer.Option("--preset", help="Preset: a folder under config/.")]
+StampOption = Annotated[
+    Optional[Path],  # noqa: UP045  typer reads Optional on every Python version we support
+    typer.Option("--stamp", help="Digest stamp of the code, written by the workflow; computed if absent."),
+]
+ThreadsOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--threads", min=1, help="Threads to compute with; without it, the preset's, or the free cores."),
+]
+ReportOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--report", help="Also write what was done to this JSON file."),
+]
+
+
+def project_root() -> Path:
+    root = Path.cwd()
+    if not (root / "config").is_dir():
+        raise UserError(f"{root} holds no config/ folder", "run attngeo in the folder of the project")
+    return root
+
+
+def preset_of(name: str) -> "Preset":
+    from attngeo.config import load_preset
+
+    return load_preset(project_root(), name, json.loads(os.environ.get("ATTNGEO_OVERRIDES", "{}")))
+
+
+def digest_of(preset: "Preset", planned: Path | None, name: str) -> str:
+    """The digest of a job's code as it is now; builds the compiled operators first if the job uses them.
+
+    A stamp that the workflow planned with must be of the same code, or a result would carry the wrong digest.
+    """
+    from attngeo.jobs import extension
+    from attngeo.jobs.stamps import current_stamp
+    from attngeo.tracking.code_digest import read_stamp
+
+    stamp = current_stamp(preset, name)
+    if planned is not None and read_stamp(planned)["digest"] != stamp["digest"]:
+        raise UserError(
+            f"the code, the settings or the data behind {name} changed after the workflow was planned",
+            "run the same command again: it plans anew",
+        )
+    if extension.uses_extension(stamp):
+        extension.build(preset.root)
+    return str(stamp["digest"])
+
+
+def require_writable(preset: "Preset") -> None:
+    """Find out that results cannot be written before any work is done."""
+    probe = preset.results / f".write-test-{os.getpid()}"
+    with explain_os_errors(preset.results):
+        preset.results.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+
+
+def begin(preset: "Preset", planned: Path | None, job: str, threads: int | None) -> str:
+    """The digest of a job's code, once its results can be written; computes with `threads` from here on.
+
+    Without `threads`, with those that the preset has for analyses.
+    """
+    require_writable(preset)
+    digest = digest_of(preset, planned, job)
+    use_threads(threads or preset.resources.analyze.threads)
+    return digest
+
+
+def begin_training(config: "Preset", stamp: Path | None, job: str, threads: int | None) -> tuple[str, int]:
+    """The digest of a job that trains, and its threads: its bits depend on them."""
+    wanted = config.resources.train.threads
+    if threads not in (None, wanted):
+        raise UserError(
+            f"{job} is planned for {wanted} threads and got {threads}: its bits would differ",
+            f"give snakemake --cores {wanted} or more, or set resources.train.threads in config.yaml",
+        )
+    return begin(config, stamp, job, wanted), wanted
