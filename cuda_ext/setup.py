@@ -53,8 +53,10 @@ VARIANTS = {
     "avx512": ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
 }
 SWITCHES = ("ATTNGEO_CUDA", "ATTNGEO_REQUIRE_EXTENSION")
-DEFAULT_ARCHITECTURES = ["8.0", "9.0", "12.0"]
+# Code of 8.0 runs on all of 8.x and code of 12.0 on 12.x; what lies between and beyond (10.x, 11.x) compiles the PTX.
+DEFAULT_ARCHITECTURES = ["8.0", "9.0+PTX", "12.0+PTX"]
 JOB_MEMORY = 2 * 2**30
+GROUPS = Path("/sys/fs/cgroup")
 
 
 class CannotBuild(Exception):
@@ -183,8 +185,15 @@ def find_cuda(torch: Torch) -> Cuda:
         if bad := [arch for arch in architectures if not re.fullmatch(r"\d+\.\d[a-z]?(\+PTX)?", arch)]:
             raise CannotBegin(f"TORCH_CUDA_ARCH_LIST has {', '.join(bad)}: write numbers such as 9.0 or 12.0+PTX")
     else:
-        architectures = [arch for arch in DEFAULT_ARCHITECTURES if int(arch.replace(".", "")) in known]
-        architectures[-1] += "+PTX"
+        usual = {arch: int(arch.removesuffix("+PTX").replace(".", "")) for arch in DEFAULT_ARCHITECTURES}
+        architectures = [arch for arch, number in usual.items() if number in known]
+        if not architectures:
+            return Cuda(
+                reason=f"{nvcc} {version} knows none of the architectures {', '.join(usual)}: set TORCH_CUDA_ARCH_LIST "
+                f"to one that it knows ({', '.join(map(str, sorted(known))) or 'it lists none'})"
+            )
+        if not architectures[-1].endswith("+PTX"):
+            architectures[-1] += "+PTX"
     return Cuda(nvcc, version, str(folder / "include"), str(library), tuple(architectures))
 
 
@@ -210,15 +219,16 @@ def nvcc_flags(cuda: Cuda) -> list[str]:
 
 
 def free_memory() -> int:
-    """Bytes that this process may still use: of the machine and of its control group."""
+    """Bytes that this process may still use: of the machine and of its control group, of either form."""
     available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    free = int(available[1]) * 1024 if available else JOB_MEMORY
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return free if limit == "max" else min(free, int(limit) - used)
+    free = [int(available[1]) * 1024 if available else JOB_MEMORY]
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with suppress(OSError, ValueError):  # there is no such file, or it says "max"
+            free.append(int((GROUPS / limit).read_text()) - int((GROUPS / used).read_text()))
+    return min(free)
 
 
 def job_count() -> int:

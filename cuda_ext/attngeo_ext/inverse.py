@@ -48,8 +48,11 @@ def _implicit(X: Tensor, grad: Tensor) -> Tensor:
         return -(X.mT @ grad @ X.mT)
 
 
-@torch.compiler.assume_constant_result
 def _products_are_rounded(device: str) -> bool:
     """Whether torch may round the float32 factors of matrix products (to TF32 or bfloat16) on this device."""
     backend = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
     return backend.matmul.fp32_precision not in ("ieee", "none")
+
+
+# The mark of torch.compiler.assume_constant_result, which would import the whole compiler for it.
+_products_are_rounded._dynamo_marked_constant = True

@@ -307,6 +307,30 @@ def test_free_memory_is_bounded_by_the_limit_of_the_process(monkeypatch: pytest.
     assert memory.available_bytes() == 0
 
 
+def group(folder: Path, files: dict[str, int | str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(f"{content}\n")
+
+
+def test_free_memory_is_what_the_control_groups_leave_and_file_pages_that_they_can_drop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    membership = tmp_path / "cgroup"
+    monkeypatch.setattr(memory, "_MEMBERSHIPS", membership)
+    assert memory.available_bytes() > 10**6, "no control groups at all"
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    second = {"memory.max": 9000, "memory.current": 8000, "memory.stat": "anon 1\ninactive_file 500"}
+    group(tmp_path / "jobs", second)
+    group(tmp_path / "jobs/mine", second | {"memory.max": "max"})
+    membership.write_text("0::/jobs/mine\n")
+    assert memory.available_bytes() == 1500
+    first = {"memory.limit_in_bytes": 7000, "memory.usage_in_bytes": 6800, "memory.stat": "total_inactive_file 0"}
+    group(tmp_path / "memory", first)
+    membership.write_text("4:memory:/seen/only/outside/of/the/container\n3:cpuset:/\n")
+    assert memory.available_bytes() == 200
+
+
 def test_the_estimate_of_a_window_covers_its_peak_and_not_much_more() -> None:
     from attngeo.evaluation.timing import peak_memory_mib
 

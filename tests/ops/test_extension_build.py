@@ -344,8 +344,9 @@ def fake_nvcc(folder: Path, known: str = "") -> Path:
 @pytest.mark.parametrize(
     ("known", "expected"),
     [
-        ("compute_75 compute_80 compute_90 compute_100 compute_120", ("8.0", "9.0", "12.0+PTX")),
+        ("compute_75 compute_80 compute_90 compute_100 compute_120", ("8.0", "9.0+PTX", "12.0+PTX")),
         ("compute_70 compute_80 compute_90", ("8.0", "9.0+PTX")),
+        ("compute_70 compute_75 compute_80", ("8.0+PTX",)),
     ],
 )
 def test_without_a_gpu_to_ask_the_architectures_are_the_usual_ones_that_nvcc_knows(
@@ -357,6 +358,42 @@ def test_without_a_gpu_to_ask_the_architectures_are_the_usual_ones_that_nvcc_kno
     monkeypatch.setenv("NVCC", str(fake_nvcc(tmp_path, known)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert code["find_cuda"](code["find_torch"]()).architectures == expected
+
+
+def test_an_nvcc_that_knows_none_of_the_usual_architectures_is_left_out_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = runpy.run_path(str(SOURCE / "setup.py"))
+    for name in ("TORCH_CUDA_ARCH_LIST", "ATTNGEO_CUDA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NVCC", str(fake_nvcc(tmp_path, "compute_70 compute_75")))
+    reason = code["find_cuda"](code["find_torch"]()).reason
+    assert "knows none of the architectures 8.0, 9.0+PTX, 12.0+PTX: set TORCH_CUDA_ARCH_LIST" in reason
+    assert "(70, 75)" in reason
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5")
+    assert code["find_cuda"](code["find_torch"]()).architectures == ("7.5",)
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, None),
+        ({"memory.max": "max", "memory.current": "1"}, None),
+        ({"memory.max": "5000", "memory.current": "1000"}, 4000),
+        ({"memory/memory.limit_in_bytes": "7000", "memory/memory.usage_in_bytes": "1000"}, 6000),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "1"}, None),
+    ],
+)
+def test_memory_for_compilers_is_that_of_the_control_group_of_either_form(
+    files: dict[str, str], free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = runpy.run_path(str(SOURCE / "setup.py"))
+    (tmp_path / "memory").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(f"{content}\n")
+    monkeypatch.setitem(code["free_memory"].__globals__, "GROUPS", tmp_path)
+    found = code["free_memory"]()
+    assert found == free if free is not None else found > 2**20
 
 
 @pytest.mark.parametrize(("gib", "jobs"), [(0.5, 1), (3.9, 1), (4, 2), (64, 3)])

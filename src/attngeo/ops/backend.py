@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 from attngeo.errors import UserError
 from attngeo.ops.inputs import DTYPES
+from attngeo.ops.tracing import constant_when_traced
 
 try:
     import attngeo_ext
@@ -41,7 +42,7 @@ _ran: dict[str, set[str]] = {}
 
 
 # Under torch.compile the two functions below run once, while tracing: their answers cannot change within a process.
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _device_problem(device: str, index: int) -> str:
     """Why the extension has no kernel for this device, or an empty string."""
     if _extension is None or _extension_problem:
@@ -53,7 +54,7 @@ def _device_problem(device: str, index: int) -> str:
     return f"the extension has no kernels for {device}"
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _note(op: str, choice: str, device: str, index: int, why: str) -> None:
     if choice == "compiled" and _extension is not None:
         what = f"compiled {_extension.variant(device, index)}"
@@ -62,13 +63,13 @@ def _note(op: str, choice: str, device: str, index: int, why: str) -> None:
     _ran.setdefault(op, set()).add(what)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def forward_mode() -> bool:
     """Whether forward-mode derivatives are being taken, by torch.func or with dual numbers."""
     return forward_ad._current_level >= 0
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def functional_derivative() -> str:
     """The kind of derivative being taken that a compiled operator would drop or refuse, or an empty string.
 

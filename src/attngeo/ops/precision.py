@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from attngeo.ops.tracing import constant_when_traced
+
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
     """float64 if any tensor is float64, else float32."""
@@ -53,7 +55,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 # Evaluated while torch.compile traces; a graph is traced anew when one of these settings changes.
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def _products_are_rounded(device: str) -> bool:
     """Whether torch may round the float32 factors of matrix products (to TF32 or bfloat16) on this device."""
     settings = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
