@@ -56,7 +56,7 @@ gpu-check:  ## check and time the operators on this machine's GPU; needs torch a
 lock: test-env  ## write the lock files from what .venv holds
 	$(python) tools/lock.py
 
-snapshot: env  ## keep what PRESET made under docs/measured and refresh the README's tables (UNFINISHED=1: its records so far)
+snapshot: env  ## keep what PRESET made under docs/measured and refresh the README's tables (UNFINISHED=1: its records and answers so far)
 	@$(python) tools/snapshot.py --preset '$(PRESET)' $(if $(UNFINISHED),--unfinished)
 
 take-over: env  ## begin PRESET with the finished records in docs/measured that this code would make the same

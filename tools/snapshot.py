@@ -2,21 +2,24 @@
 
 PNG figures with their data and captions, tables, the ledger page and the record files: the only results in git. With
 --unfinished the records of a preset that is not complete are kept, beside those kept before, so that another machine
-can go on from there (tools/take_over.py).
+can go on from there (tools/take_over.py); tables of the findings and the verdicts say what they amount to so far.
 """
 
 import argparse
+import importlib
 import re
 import shutil
 import sys
 from pathlib import Path
 
 from attngeo.config import load_preset
+from attngeo.paper import render
 from attngeo.paper.targets import PAGES, TARGETS
 
 ROOT = Path(__file__).resolve().parent.parent
 LEDGER_PAGE = "claims.html"
 RECORD_FOLDERS = ("runs", "analyses", "benchmarks")
+SO_FAR = ("findings", "tab9")  # tables that say what there is no number for
 # <!-- table: PATH columns: A; B where: C = value --> ... <!-- end -->
 _BLOCK = re.compile(
     r"(<!-- table: (?P<path>\S+)(?: columns: (?P<columns>.*?))?(?: where: (?P<name>[^=]+?) = (?P<value>.*?))? -->\n)"
@@ -63,6 +66,19 @@ def copy_finished_records(root: Path, preset: str) -> list[Path]:
     return _copy([source / path for path in paths if (source / path).is_file()], source, _kept_in(root, preset))
 
 
+def judge_so_far(root: Path, preset_name: str) -> list[Path]:
+    """Write the tables of `SO_FAR` from the records under docs/measured/<preset>; the files written."""
+    preset, kept = load_preset(root, preset_name), _kept_in(root, preset_name)
+    written = []
+    for name in SO_FAR:
+        target = TARGETS[name]
+        there = [kept / path for path in target.inputs(preset) if (kept / path).is_file()]
+        if there:
+            table = importlib.import_module(target.module).tabulate(there)
+            written += render.write_table(table, kept / "tables" / name)
+    return written
+
+
 def _kept_in(root: Path, preset: str) -> Path:
     return root / "docs" / "measured" / preset
 
@@ -89,9 +105,11 @@ def chosen(markdown: str, columns: str | None, name: str | None, value: str | No
 
 
 def with_tables(readme: str, root: Path) -> str:
-    """The README with each block `<!-- table: PATH ... -->` ... `<!-- end -->` filled from the file it names."""
+    """The README with each block `<!-- table: PATH ... -->` ... `<!-- end -->` filled from its file, if any."""
 
     def filled(match: re.Match[str]) -> str:
+        if not (root / match["path"]).is_file():
+            return match[0]
         markdown = (root / match["path"]).read_text(encoding="utf-8")
         table = chosen(markdown, match["columns"], match["name"], match["value"])
         return f"{match[1]}\n{table}\n\n{match[6]}"
@@ -103,16 +121,18 @@ def main() -> None:
     """Take the snapshot of one preset."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="demo")
-    parser.add_argument("--unfinished", action="store_true", help="keep the records that there are, no figures")
+    parser.add_argument("--unfinished", action="store_true", help="keep the records that there are, and no figures")
     arguments = parser.parse_args()
     preset = arguments.preset
-    files = copy_finished_records(ROOT, preset) if arguments.unfinished else copy_results(ROOT, preset)
+    if arguments.unfinished:
+        files = copy_finished_records(ROOT, preset) + judge_so_far(ROOT, preset)
+    else:
+        files = copy_results(ROOT, preset)
     size = sum(file.stat().st_size for file in files) / 2**20
     sys.stdout.write(f"{len(files)} files, {size:.1f} MiB, kept in docs/measured/{preset}\n")
-    if not arguments.unfinished:
-        readme = ROOT / "README.md"
-        readme.write_text(with_tables(readme.read_text(encoding="utf-8"), ROOT), encoding="utf-8")
-        sys.stdout.write("README tables refreshed\n")
+    readme = ROOT / "README.md"
+    readme.write_text(with_tables(readme.read_text(encoding="utf-8"), ROOT), encoding="utf-8")
+    sys.stdout.write("README tables refreshed\n")
 
 
 if __name__ == "__main__":

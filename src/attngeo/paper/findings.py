@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from attngeo.errors import UserError
 from attngeo.paper.answers import Answer
 from attngeo.paper.claims import Verdict, VerdictName, evaluate
 from attngeo.paper.results import preset_name, results_folder
@@ -41,7 +42,10 @@ def answers(inputs: Sequence[Path]) -> list[Answer]:
 
 def _replication(inputs: Sequence[Path]) -> str:
     finals = [path for path in inputs if path.name == "final.json"]
-    found = replication_answer(finals) if finals else ""
+    try:
+        found = replication_answer(finals) if finals else ""
+    except UserError as error:  # of a preset that is not complete: what the runs are compared with is not there
+        return f"{UNTESTED}: {error.what}"
     return found or f"{UNTESTED}: no run makes all five choices of the replication together"
 
 
