@@ -13,6 +13,7 @@ from attngeo.errors import UserError
 from attngeo.jobs.stamps import stamp_names
 from attngeo.layers.registry import ATTENTION_KINDS
 from attngeo.models.names import FAMILIES
+from attngeo.paper.targets import FIGURES
 from attngeo.tracking.code_digest import CodeDigest
 from attngeo.training.recipe import Recipe
 
@@ -53,6 +54,10 @@ def test_overrides_replace_single_keys() -> None:
         ({"datasets": {"fashion": {"source": "embedded"}}}, ["fashion", "fashion-mnist"]),
         ({"figures": ["fig7", "fig70"]}, ["fig70", "fig7"]),
         ({"language_models": [{"id": "x"}]}, ["language_models.0.source", "missing"]),
+        (
+            {"language_models": [{"id": "minilm-l6", "source": "embedded", "optional": True}]},
+            ["language_models.0", "no folder that may be away"],
+        ),
         ({"injectivity": {"model": "minilm-l6"}}, ["injectivity.model", "dinov2-s"]),
         ({"attention_distance": {"model": "minilm-l6"}}, ["attention_distance.model", "dinov2-s", "fig1"]),
         ({"attention_distance": {"layers": []}}, ["attention_distance.layers", "at least 1"]),
@@ -212,6 +217,18 @@ def test_a_file_that_is_not_a_mapping_is_refused(root: Path, content: str) -> No
     (root / "config/demo/config.yaml").write_text(content)
     with pytest.raises(UserError, match=r"config/demo/config\.yaml"):
         load_preset(root, "demo")
+
+
+def test_an_optional_model_is_measured_once_its_folder_is_there(root: Path) -> None:
+    name = "larger@gguf-q4_k_m"
+    models = [{"id": name, "source": f"models/{name}", "optional": True}, {"id": "minilm-l6", "source": "embedded"}]
+    for place, there in ((root / "models", ()), (root / "models" / name, (name,))):
+        place.mkdir(parents=True)
+        if there:
+            (place / "config.json").write_text("{}")
+        preset = load_preset(root, "demo", {"language_models": models})
+        assert tuple(model.id for model in preset.language_models) == (*there, "minilm-l6")
+        assert (f"analyses/connection_walk/{name}.json" in FIGURES["fig11"].inputs(preset)) is bool(there)
 
 
 def test_the_committed_schemas_are_those_of_the_models(tmp_path: Path) -> None:

@@ -93,7 +93,11 @@ def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = Non
     runs = _load_runs(root, name)
     recipes = {recipe: load_recipe(root, recipe) for recipe in sorted({row.recipe for row in runs})}
     preset = Preset.model_construct(
-        **{key: getattr(checked, key) for key in PresetFile.model_fields},
+        **{key: getattr(checked, key) for key in PresetFile.model_fields}
+        | {
+            key: tuple(model for model in getattr(checked, key) if not model.is_away(root))
+            for key in ("language_models", "vision_models")
+        },
         name=name,
         root=root,
         runs=runs,

@@ -1,6 +1,7 @@
 """Sections of config/<preset>/config.yaml: data, models, resources, and how much is measured and trained."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -50,6 +51,17 @@ class LanguageModelConfig(Strict):
 
     id: Identifier
     source: str = Field(description="'embedded', 'hub:NAME' or 'hub:NAME@REVISION', or a local Hugging Face folder")
+    optional: bool = Field(False, description="leave it out while its folder is not there")
+
+    @model_validator(mode="after")
+    def _a_folder_may_be_away(self) -> "LanguageModelConfig":
+        if self.optional and self.source.startswith(("embedded", "hub")):
+            raise ValueError(f"{self.id} is optional, and {self.source!r} is no folder that may be away")
+        return self
+
+    def is_away(self, root: Path) -> bool:
+        """Whether it is optional and its folder is not there."""
+        return self.optional and not (root / Path(self.source).expanduser() / "config.json").is_file()
 
 
 class DecoderCheckpoint(LanguageModelConfig):
