@@ -2,7 +2,8 @@
 
 PNG figures with their data and captions, tables, the ledger page and the record files: the only results in git. With
 --unfinished the records of a preset that is not complete are kept, beside those kept before, so that another machine
-can go on from there (tools/take_over.py); tables of the findings and the verdicts say what they amount to so far.
+can go on from there (tools/take_over.py), and the figures and tables that are made of these; the findings and the
+verdicts say what they amount to so far.
 """
 
 import argparse
@@ -55,15 +56,27 @@ def copy_results(root: Path, preset: str) -> list[Path]:
 
 
 def copy_finished_records(root: Path, preset: str) -> list[Path]:
-    """Add the records that an unfinished preset has to docs/measured/<preset>; the files written.
+    """Add the records that an unfinished preset has, and what is made of them, to docs/measured/<preset>; the files.
 
     Exits with a message if docs/measured holds the preset complete: its records and tables would no longer agree.
     """
     source = root / "results" / preset
     if (_kept_in(root, preset) / LEDGER_PAGE).exists():
         raise SystemExit(f"docs/measured/{preset} is complete: finish `make reproduce PRESET={preset}` and replace it")
-    paths = [path for path in declared(root, preset) if path.split("/")[0] in RECORD_FOLDERS]
-    return _copy([source / path for path in paths if (source / path).is_file()], source, _kept_in(root, preset))
+    kept = set(declared(root, preset))
+    paths = [path for path in kept if path.split("/")[0] in RECORD_FOLDERS and (source / path).is_file()]
+    loaded = load_preset(root, preset)
+    for target in (TARGETS[name] for name in (*loaded.figures, *loaded.tables)):
+        made, of = ([source / path for path in listed] for listed in (target.outputs, target.inputs(loaded)))
+        if all(file.is_file() for file in (*made, *of)) and max(map(_time, of)) <= min(map(_time, made)):
+            paths += kept.intersection(target.outputs)
+    for folder in ("figures", "tables"):  # those kept before may be of fewer records
+        shutil.rmtree(_kept_in(root, preset) / folder, ignore_errors=True)
+    return _copy([source / path for path in sorted(set(paths))], source, _kept_in(root, preset))
+
+
+def _time(file: Path) -> int:
+    return file.stat().st_mtime_ns
 
 
 def judge_so_far(root: Path, preset_name: str) -> list[Path]:
@@ -121,7 +134,7 @@ def main() -> None:
     """Take the snapshot of one preset."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="demo")
-    parser.add_argument("--unfinished", action="store_true", help="keep the records that there are, and no figures")
+    parser.add_argument("--unfinished", action="store_true", help="keep what there is")
     arguments = parser.parse_args()
     preset = arguments.preset
     if arguments.unfinished:

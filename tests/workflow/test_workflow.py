@@ -311,6 +311,7 @@ def test_another_machine_goes_on_from_the_records_kept_in_git(finished_copy: Pro
     finished_copy.run("python tools/snapshot.py --preset demo --unfinished")
     measured = {path.name for path in (finished_copy.root / "docs/measured/demo/runs").iterdir()}
     so_far = (finished_copy.root / "docs/measured/demo/tables/findings.md").read_text()
+    assert (finished_copy.root / "docs/measured/demo/figures/fig2.png").is_file()
     assert so_far.splitlines()[2] in (finished_copy.root / "results/demo/tables/findings.md").read_text()
     for gone in ("results/demo", ".snakemake", "paper_figures"):
         shutil.rmtree(finished_copy.root / gone)
