@@ -30,6 +30,7 @@ ReportOption = Annotated[
 
 
 def project_root() -> Path:
+    """The folder of the project, in which commands run; UserError elsewhere."""
     root = Path.cwd()
     if not (root / "config").is_dir():
         raise UserError(f"{root} holds no config/ folder", "run attngeo in the folder of the project")
@@ -37,6 +38,7 @@ def project_root() -> Path:
 
 
 def preset_of(name: str) -> "Preset":
+    """The preset of that name with the keys that the workflow was given on its command line."""
     from attngeo.config import load_preset
 
     return load_preset(project_root(), name, json.loads(os.environ.get("ATTNGEO_OVERRIDES", "{}")))

@@ -16,12 +16,7 @@ def _draw(kind: str, name: str, preset: str, stamp: Path | None) -> None:
     name = f"{kind[:3]}{name}" if name.isdigit() else name
     if name not in known:
         raise UserError(f"there is no {kind} {name!r}", f"use one of: {', '.join(known)}")
-    config = preset_of(preset)
-    require_writable(config)
-    from attngeo.jobs.draw import draw
-
-    for path in draw(config, name, digest_of(config, stamp, f"paper/{name}")):
-        typer.echo(path)
+    _write(name, preset, stamp)
 
 
 def figure(
@@ -56,12 +51,12 @@ def ledger(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
 
 def gallery(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
     """Write the page of every figure and table of a preset, each with where it comes from."""
-    _write_page("index", preset, stamp)
+    _write("index", preset, stamp)
 
 
 def macros(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
     """Write the headline numbers of a preset's tables as LaTeX macros, and where each comes from."""
-    _write_page("macros", preset, stamp)
+    _write("macros", preset, stamp)
 
 
 def licences(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
@@ -74,7 +69,7 @@ def licences(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
     typer.echo(write_licences(config))
 
 
-def _write_page(name: str, preset: str, stamp: Path | None) -> None:
+def _write(name: str, preset: str, stamp: Path | None) -> None:
     config = preset_of(preset)
     require_writable(config)
     from attngeo.jobs.draw import draw
