@@ -11,6 +11,8 @@ import pytest
 
 import attngeo.paper
 from attngeo.config import load_preset
+from attngeo.errors import UserError
+from attngeo.jobs.draw import draw
 from attngeo.paper import claims
 from attngeo.paper.targets import FIGURES, PAGES, TABLES, TARGETS, ledger_files, made_from
 from tests.unit import paper_results
@@ -130,6 +132,15 @@ def test_pages_and_macros_follow_what_the_preset_makes():
     assert PAGES["macros"].inputs(preset) == ["tables/tab1.csv", "tables/findings.csv"]
     assert PAGES["macros"].outputs == ("macros.tex", "macros.csv")
     assert made_from(preset).keys() == {"fig2", "tab1", "findings"}
+
+
+@pytest.mark.parametrize("name", ["index", "macros"])
+def test_what_is_made_of_figures_and_tables_names_the_first_that_is_missing(tmp_path, name):
+    preset = load_preset(ROOT, "smoke").model_copy(update={"root": tmp_path})
+    with pytest.raises(UserError, match=r"(fig|tab)\d+\S* does not exist") as caught:
+        draw(preset, name, "")
+    assert "preset=smoke" in caught.value.remedy
+    assert not list(tmp_path.iterdir())
 
 
 def test_targets_of_an_empty_preset_have_no_runs():

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from attngeo.config import Preset
+from attngeo.errors import UserError
 from attngeo.paper import claims
 from attngeo.paper.claims import Verdict
 from attngeo.paper.gallery import EXPERIMENT
@@ -19,11 +20,20 @@ def judge(preset: Preset) -> list[Verdict]:
 
 
 def draw(preset: Preset, name: str, code_digest: str) -> list[Path]:
-    """Make one target from the files under results/<preset>; return the files written."""
+    """Make one target from the files under results/<preset>; return the files written.
+
+    Raises:
+        UserError: a figure or a table that the gallery or the numbers for prose are made of is not there.
+    """
     started = time.monotonic()
     target = TARGETS[name]
     inputs = [preset.results / path for path in target.inputs(preset)]
     outputs = [preset.results / path for path in target.outputs]
+    if target in (PAGES["index"], PAGES["macros"]) and (missing := [path for path in inputs if not path.is_file()]):
+        raise UserError(
+            f"{missing[0]} does not exist ({len(missing)} of {len(inputs)} files that {target.title!r} is made of)",
+            f"make them first: snakemake --cores 2 --config preset={preset.name} -- all",
+        )
     module = importlib.import_module(target.module)
     if target.kind == "page":
         module.write_page(preset.name, preset.results, outputs[0], inputs=inputs, made_from=made_from(preset))

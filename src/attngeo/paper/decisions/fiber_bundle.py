@@ -1,0 +1,120 @@
+"""Rules for the Fiber Bundle Transformer (P4)."""
+
+from typing import TYPE_CHECKING
+
+from attngeo.paper.decisions.rule import (
+    Finding,
+    Lacking,
+    Number,
+    Part,
+    decision,
+    held,
+    number,
+    one_each,
+    part,
+    rows,
+    tally,
+)
+from attngeo.paper.results import rows_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@decision
+def score_rank(frame: "pd.DataFrame") -> Finding:
+    """P4.a: metric `score_rank` with label `predicted`, by `form`, `dimension` and `tokens`.
+
+    Against: a rank of at most d + 2, that of a Euclidean distance, where a larger one is predicted.
+    """
+    found = rows_of(rows(frame, "score_rank"))
+    parts = {
+        f"{row['form']}, d = {row['dimension']}, N = {row['tokens']}": part(
+            row["value"] == row["predicted"], row["value"] <= row["dimension"] + 2 < row["predicted"]
+        )
+        for row in found
+    }
+    return tally(parts, f"{held(parts)} of {len(parts)} ranks as predicted")
+
+
+@decision
+def metric_cost(frame: "pd.DataFrame") -> Finding:
+    """P4.b: metrics `inversion_exponent_d`, `inversion_exponent_r`, and `block_overhead` by `dimension` and `rank`.
+
+    Against: an exponent a whole power above the claimed one; a block twice as slow or slower.
+    """
+    in_d = max(rows(frame, "inversion_exponent_d")["value"].tolist(), key=lambda value: abs(value - 1))
+    in_r = max(rows(frame, "inversion_exponent_r")["value"].tolist(), key=lambda value: abs(value - 2))
+    overheads = rows(frame, "block_overhead")
+    overheads = overheads[(overheads["dimension"] >= 1024) & (overheads["rank"] <= 8)]
+    if not len(overheads):
+        raise Lacking("block overhead at d at least 1,024 and r at most 8 has not been measured")
+    worst = float(overheads["value"].max())
+    numbers: dict[str, Number] = {"exponent in d": in_d, "exponent in r": in_r, "largest block overhead": worst}
+    parts = {
+        "d": part(abs(in_d - 1) <= 0.15, in_d >= 2),
+        "r": part(abs(in_r - 2) <= 0.3, in_r >= 3),
+        "overhead": part(worst <= 0.1, worst >= 1),
+    }
+    return tally(parts, f"d^{in_d:.2f}, r^{in_r:.2f}, overhead {100 * worst:.0f} %", numbers)
+
+
+@decision
+def fiber_bundle_trains(frame: "pd.DataFrame") -> Finding:
+    """P4.c: metrics `training_finished` (1 or 0) by seed and `gradient_error` (relative) by part.
+
+    Against: no run finishes; gradients off by a tenth or more.
+    """
+    finished = rows(frame, "training_finished")["value"]
+    error = float(rows(frame, "gradient_error")["value"].max())
+    done = int((finished == 1).sum())
+    numbers: dict[str, Number] = {"runs": len(finished), "finished": done, "largest gradient error": error}
+    parts = {"training": part(done == len(finished), done == 0), "gradients": part(error <= 1e-4, error >= 0.1)}
+    return tally(parts, f"{done} of {len(finished)} runs finished, gradient error {number(error)}", numbers)
+
+
+@decision
+def predictions(frame: "pd.DataFrame") -> Finding:
+    """P4.d: metric `prediction_met` by `prediction`: 1 met, 0 not met, -1 contradicted, each by its own rule.
+
+    Against: a prediction that its own rule calls contradicted.
+    """
+    found = one_each(rows(frame, "prediction_met"), "prediction")
+    parts = {name: part(row["value"] == 1, row["value"] == -1) for name, row in found.items()}
+    words = {1: "met", 0: "open", -1: "contradicted"}
+    numbers: dict[str, Number] = {
+        name: f"{words.get(int(row['value']), '?')} ({row['finding']})"
+        if row.get("finding")
+        else words[int(row["value"])]
+        for name, row in found.items()
+    }
+    return tally(parts, f"{held(parts)} of {len(parts)} predictions met", numbers)
+
+
+@decision
+def rank_collapse(frame: "pd.DataFrame") -> Finding:
+    """P4.e: metric `last_layer_relative_residual` by `form` (heterogeneous and others), `seed` and `phase`.
+
+    Against: at most the largest residual of the other metrics in 4 of 5 seeds.
+    """
+    found = rows(frame, "last_layer_relative_residual")
+    parts: dict[str, Part] = {}
+    numbers: dict[str, Number] = {}
+    for phase in ("init", "trained"):
+        table = rows(found, "last_layer_relative_residual", phase=phase).pivot_table(
+            index="seed", columns="form", values="value", aggfunc="mean"
+        )
+        if "heterogeneous" not in table or len(table.columns) < 2:
+            raise Lacking(f"{phase}: the heterogeneous metric and at least one other have to be measured", numbers)
+        if len(table) < 5:
+            raise Lacking(f"underpowered: {phase} has {len(table)} seeds of at least 5", numbers)
+        if table.isna().any(axis=None):
+            raise Lacking(f"{phase}: not every metric has been measured with every seed", numbers)
+        others = table.drop(columns="heterogeneous").max(axis=1)
+        wins, losses = (
+            int(condition.sum())
+            for condition in (table["heterogeneous"] >= 10 * others, table["heterogeneous"] <= others)
+        )
+        numbers |= {f"seeds, {phase}": len(table), f"seeds with at least 10 times, {phase}": wins}
+        parts[phase] = part(wins >= 0.8 * len(table), losses >= 0.8 * len(table))
+    return tally(parts, ", ".join(f"{name}: {value}" for name, value in numbers.items() if "10 times" in name), numbers)
