@@ -32,11 +32,11 @@ lint: test-env  ## style, types and the direction of the dependencies
 	$(python) -m mypy
 	.venv/bin/lint-imports
 
-test: lint  ## the whole suite, with an end-to-end run of the preset smoke
+test: lint  ## the whole suite, with an end-to-end run of the preset smoke (ATTNGEO_ALLOW_SYSTEM_TESTS=1: on full and read-only disks, too)
 	$(with_path) $(python) -m pytest -n '$(WORKERS)' -m 'not soak and not workflow'
 	$(with_path) $(python) -m pytest -m 'workflow and not soak'
 
-soak: test-env  ## the long trials; with ATTNGEO_ALLOW_SYSTEM_TESTS=1 also those that change the machine (Slurm, mounts)
+soak: test-env  ## the long trials; with ATTNGEO_ALLOW_SYSTEM_TESTS=1 also a real Slurm (which changes the machine)
 	$(with_path) $(python) -m pytest -m soak
 
 ui: env  ## MLflow on this machine alone, with a link that compares the trainings of PRESET
@@ -50,7 +50,7 @@ bench: env  ## time operators, training steps, image loaders, attention's flow, 
 	$(python) -m benchmarks.connection_walk
 	$(python) -m benchmarks.fiber_bundle
 
-gpu-check:  ## check and time the operators on this machine's GPU; needs torch and nvcc alone (GPU_PYTHON=python3)
+gpu-check:  ## check and time the operators on this machine's GPU; needs torch, nvcc and g++ alone (GPU_PYTHON=python3)
 	@$(GPU_PYTHON) tools/gpu_check.py
 
 lock: test-env  ## write the lock files from what .venv holds

@@ -59,7 +59,7 @@ has_headers() {
 }
 compiler() {
     local candidate
-    for candidate in ${CXX:+"$CXX"} g++ c++ clang++; do
+    for candidate in ${CXX:+"$CXX"} g++ c++; do
         if have "$candidate"; then
             printf '%s' "$candidate"
             return

@@ -1,11 +1,11 @@
 """Check and time every operator on this machine's GPU: `make gpu-check`, or `python tools/gpu_check.py`.
 
-Needs Python, torch (2.11 or later) and nvcc, and nothing else. Builds the extension in place with this machine's torch,
-checks outputs and gradients against float64, then times the operators forward and backward against torch, the naive
-forms and the limits of memory and issue rate that follow from the device's properties, and attention by metric against
-softmax by plain products. Writes docs/measured/<device>/operators.csv and .json, from which figure 5 and table 5 take
-their GPU series, and attention_by_metric.csv. Status 1 if a check fails (nothing is written then) or if there is no
-GPU.
+Needs Python, torch (2.11 or later), nvcc and g++, and nothing else. Builds the extension in place with this machine's
+torch, checks outputs and gradients against float64, then times the operators forward and backward against torch, the
+naive forms and the limits of memory and issue rate that follow from the device's properties, and attention by metric
+against softmax by plain products. Writes docs/measured/<device>/operators.csv and .json, from which figure 5 and table
+5 take their GPU series, and attention_by_metric.csv. Status 1 if a check fails (nothing is written then) or if there is
+no GPU.
 """
 
 import argparse
@@ -234,6 +234,7 @@ def run(device_name: str, *, quick: bool, may_build: bool, out: Path | None) -> 
     if out is not None:
         from attngeo.files import write_json
 
+        (out / "operators.json").unlink(missing_ok=True)  # written last: it says of what revision the tables are
         write_table(rows, out / "operators.csv")
         write_table(by_metric, out / "attention_by_metric.csv")
         write_json(out / "operators.json", known)

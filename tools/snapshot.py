@@ -1,9 +1,9 @@
 """Keep what a preset made under docs/measured/<preset>, and bring the README's tables up to date with it.
 
-PNG figures with their data and captions, tables, the ledger page and the record files: the only results in git. With
---unfinished the records of a preset that is not complete are kept, beside those kept before, so that another machine
-can go on from there (tools/take_over.py), and the figures and tables that are made of these; the findings and the
-verdicts say what they amount to so far.
+PNG figures with their data and captions, tables, the ledger page, the record files and the decoders' curves: the only
+results in git. With --unfinished the records of a preset that is not complete are kept, beside those kept before, so
+that another machine can go on from there (tools/take_over.py), and the figures and tables that are made of these; the
+findings and the verdicts say what they amount to so far.
 """
 
 import argparse
@@ -35,7 +35,8 @@ def declared(root: Path, preset_name: str) -> list[str]:
     # The gallery links into the tree that it was made in.
     targets = [TARGETS[name] for name in (*preset.figures, *preset.tables, *PAGES) if name != "index"]
     made = [path for target in targets for path in (*target.inputs(preset), *target.outputs)]
-    return sorted({path for path in [*made, "licences.md"] if not path.endswith(".pdf")})
+    curves = [f"decoders/{name}/metrics.jsonl" for name in preset.decoder_runs]
+    return sorted({path for path in [*made, *curves, "licences.md"] if not path.endswith(".pdf")})
 
 
 def copy_results(root: Path, preset: str) -> list[Path]:
@@ -64,7 +65,8 @@ def copy_finished_records(root: Path, preset: str) -> list[Path]:
     if (_kept_in(root, preset) / LEDGER_PAGE).exists():
         raise SystemExit(f"docs/measured/{preset} is complete: finish `make reproduce PRESET={preset}` and replace it")
     kept = set(declared(root, preset))
-    paths = [path for path in kept if path.split("/")[0] in RECORD_FOLDERS and (source / path).is_file()]
+    folders = (*RECORD_FOLDERS, "decoders")
+    paths = [path for path in kept if path.split("/")[0] in folders and (source / path).is_file()]
     loaded = load_preset(root, preset)
     for target in (TARGETS[name] for name in (*loaded.figures, *loaded.tables)):
         made, of = ([source / path for path in listed] for listed in (target.outputs, target.inputs(loaded)))

@@ -19,10 +19,14 @@ from snapshot import RECORD_FOLDERS
 
 from attngeo.config import Preset, load_preset
 from attngeo.errors import UserError
+from attngeo.files import path_aside
 from attngeo.jobs.stamps import stamp_names, stamp_path, write_stamps
 from attngeo.tracking.code_digest import read_stamp
 
 ROOT = Path(__file__).resolve().parent.parent
+SUMMARIES = ("fiber_bundle", "predictions")  # of the trainings whose records lie beside them
+# Records whose stamp has another name than they.
+NAMED_OTHERWISE = {"benchmarks/low_rank_metric": "benchmarks/metric_costs", "predictions": "fiber_bundle"}
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,13 @@ class Kept:
 
 def kept(snapshot: Path) -> Iterator[Kept]:
     """The jobs whose records a snapshot holds; UserError names a record that cannot be read."""
-    # In the order in which results are made of each other: Snakemake compares times.
+    # In the order in which results are made of each other, summaries last: Snakemake compares times.
     for kind in RECORD_FOLDERS:
-        for record in sorted((snapshot / kind).rglob("*.json")):
+        for record in sorted((snapshot / kind).rglob("*.json"), key=lambda file: (file.stem in SUMMARIES, file)):
             path = PurePosixPath(record.relative_to(snapshot).as_posix())
             in_own_folder = path.name == "final.json"
             stamp = str(path.parent if in_own_folder else path.with_suffix("")).removeprefix("analyses/")
+            stamp = NAMED_OTHERWISE.get(stamp, stamp)
             beside = sorted(record.parent.iterdir())
             mine = beside if in_own_folder else [file for file in beside if file.stem == record.stem]
             try:
@@ -90,11 +95,8 @@ def take(root: Path, preset_name: str, cores: int) -> int:
         subprocess.run([*command, *made_first(preset)], cwd=root, env=environment, check=True)
     for job in wanted:
         for file in job.files:
-            target = preset.results / file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            aside = target.with_name(f"{target.name}.aside")
-            shutil.copyfile(snapshot / file, aside)
-            aside.replace(target)
+            with path_aside(preset.results / file) as aside:
+                shutil.copyfile(snapshot / file, aside)
     if others:
         shown = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
         sys.stdout.write(f"{len(others)} results were made by other code, values or data and are left: {shown}\n")

@@ -79,7 +79,7 @@ def _packages() -> Check:
 
 
 def _compiler() -> Check:
-    for name in filter(None, (os.environ.get("CXX"), "g++", "c++", "clang++")):
+    for name in filter(None, (os.environ.get("CXX"), "g++", "c++")):
         if version := _first_line(name, "--version"):
             return Check("compiler", "ok", version)
     return Check(

@@ -99,7 +99,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         return decode_non_finite(json.loads(Path(path).read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         raise UserError(
-            f"{path} does not exist", "let snakemake make it, with all that it needs: snakemake --cores 2 all"
+            f"{path} does not exist",
+            "let snakemake make it, with all that it needs: snakemake --cores 2 --config preset=PRESET -- all",
         ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid JSON ({error})", "delete the file and run snakemake again") from error

@@ -14,7 +14,7 @@ from attngeo.files import explain_os_errors
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SCHEDULED = "SLURM_JOB_ID"
-_NO_GPU_REMEDY = "set resources.train.device: cpu in config.yaml"
+_NO_GPU_REMEDY = "set resources.train.device: cpu in config.yaml, or where the command has it --device cpu"
 _held: dict[Path, int] = {}  # lock file -> its descriptor, released by the kernel when the process ends
 
 

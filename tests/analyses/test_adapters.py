@@ -20,6 +20,7 @@ from attngeo.language_models.capture import LayerCapture, in_float64, stream_lay
 from attngeo.language_models.comparisons import Comparison, compared_vectors, stream_comparisons
 from attngeo.language_models.loading import LoadedModel, load
 from tests.analyses import tiny_language_models as tiny
+from tests.documents import GUIDES
 from tests.tolerances import (
     FLOAT32_INSIDE_FLOAT64,
     FLOAT32_SOFTMAX_MAPS,
@@ -341,12 +342,11 @@ def test_the_remedy_of_an_unknown_architecture_is_ten_lines_that_add_one() -> No
 
 
 @pytest.mark.usefixtures("restored")
-def test_the_readmes_adapter_is_the_one_of_the_remedy_and_its_proof_runs(
+def test_the_guides_adapter_is_the_one_of_the_remedy_and_its_proof_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     adapter, proof = (
-        next(block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if call in block)
+        next(block for block in re.findall(r"```python\n(.*?)```", GUIDES["language_models"], re.S) if call in block)
         for call in ("register(", "adapter_errors(")
     )
     assert adapter == EXAMPLE

@@ -130,7 +130,7 @@ def test_the_loss_falls_and_seeds_decide_weights_and_batches(tmp_path: Path) -> 
 
 
 class Poisoned(nn.Module):
-    """A model whose loss is not a number from its third call on."""
+    """A model whose training loss is not a number from its third step on; tested, it looks as well as ever."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,12 +140,14 @@ class Poisoned(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         if self.training:
             self.calls += 1
-        return self.inner(tokens) * (torch.nan if self.calls >= 3 else 1.0)
+        return self.inner(tokens) * (torch.nan if self.training and self.calls >= 3 else 1.0)
 
 
 def test_a_loss_that_is_not_finite_ends_the_training_and_counts_as_not_finished(tmp_path: Path) -> None:
     found = trained(tmp_path, make=Poisoned)
     assert not found.finished
+    assert math.isnan(found.loss)
+    assert math.isnan(found.accuracy)
     assert found.steps == 3
     assert [row["step"] for row in found.watched] == [0, 2]
 
@@ -225,7 +227,7 @@ def losses(fiber: float, *, seeds: int = 3, task: str = "recall") -> list[dict[s
 
 def test_differences_are_paired_by_seed() -> None:
     frame = paired_differences(pd.DataFrame(losses(0.5)))
-    assert len(frame) == 6
+    assert len(frame) == 4, "three baselines at equal steps, and the one whose time it is"
     against = frame[(frame["against"] == "more_heads") & (frame["budget"] == "steps")].iloc[0]
     assert against["value"] == pytest.approx(-0.5)
     assert against["spread"] == pytest.approx(0, abs=1e-12), "the seed's own share is gone"
@@ -279,6 +281,30 @@ def test_growth_is_judged_with_its_control(end: float, verdict: float) -> None:
     assert judged(losses(1.0) + torsion)["torsion_grows"] == (MET if end > 0.1 else OPEN)
     condition = geometry("metric_condition_p99", 1.0, 1e4 * end / 0.1)
     assert judged(losses(1.0) + condition)["well_conditioned"] == (CONTRADICTED if end > 0.1 else MET)
+
+
+def test_what_diverged_speaks_neither_for_nor_against() -> None:
+    lost = [row | {"value": math.nan} if (row["model"], row["seed"]) == ("fiber", 0) else row for row in losses(0.5)]
+    assert judged(lost)["better_at_equal_parameters"] == judged(lost)["better_at_equal_time"] == OPEN
+    shared = {"metric": "training_finished", "task": "recall", "model": "fiber", "budget": "steps", "seed": 0}
+    ended = [shared | {"value": 0.0}]
+    rows = geometry("metric_heterogeneity", 0.1, 0.5) + geometry("metric_condition_p99", 1.0, 2.0)
+    rows += geometry("torsion_proxy", 0.0, 0.5) + geometry("torsion_proxy", 0.0, 0.0, "symmetric")
+    names = ("metrics_differ", "well_conditioned", "torsion_grows")
+    assert [judged(losses(1.0) + rows)[name] for name in names] == [MET, MET, MET]
+    assert [judged(losses(1.0) + rows + ended)[name] for name in names] == [OPEN, CONTRADICTED, OPEN]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -3.0])
+def test_a_metric_that_is_not_positive_is_badly_conditioned(bad: float) -> None:
+    layers = [row | {"layer": 1, "value": bad} for row in geometry("metric_condition_p99", 1.0, 2.0)]
+    found = judged(losses(1.0) + geometry("metric_condition_p99", 1.0, 2.0) + layers)
+    assert found["well_conditioned"] == CONTRADICTED
+
+
+def test_one_seed_is_open_where_seeds_are_counted() -> None:
+    both = losses(0.5, seeds=1) + losses(1.0, seeds=1, task="characters")
+    assert judged(both)["recall_gains_most"] == OPEN
 
 
 @pytest.mark.parametrize(("residual", "verdict"), [(1e-3, MET), (3e-6, OPEN), (1e-7, CONTRADICTED)])

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from attngeo.data.beton import Beton
+from tests.documents import example
 from tests.tolerances import FFCV_PIXEL_DIFFERENCE, JPEG_DECODER_DIFFERENCE
 from tests.unit.data_support import image_folder
 
@@ -216,9 +217,8 @@ def test_workers_are_no_more_than_the_cores_given(tmp_path):
     assert outcomes[name] == {"workers": 1, "images": 16}
 
 
-def test_the_readme_checks_and_packs_imagenets_layout(tmp_path):
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    commands = readme.split("<!-- example: packing -->\n```bash\n")[1].split("```")[0]
+def test_the_guide_checks_and_packs_imagenets_layout(tmp_path):
+    commands = example("packing")
     root = image_folder(tmp_path / "ilsvrc", {"n01440764": (3, 1), "n01443537": (3, 1)})
     lines = ["ImageId,PredictionString"]
     for number, name in enumerate(("n01443537", "n01440764"), start=1):

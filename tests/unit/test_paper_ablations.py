@@ -1,5 +1,6 @@
 """The ablation tables: paired differences, the rule that explains, what is missing and what failed; invented runs."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 from scipy import stats
 
 from attngeo.errors import UserError
+from attngeo.files import write_json
 from attngeo.paper import claims
 from attngeo.paper.render import Tabulated, write_table
-from attngeo.paper.tables import tab02_lambda, tab03_solver, tab04_decisions
+from attngeo.paper.tables import tab01_classification, tab02_lambda, tab03_solver, tab04_decisions
 from attngeo.paper.targets import TABLES
 from attngeo.run_options import parse_options
 from tests.unit import paper_results
@@ -122,7 +124,7 @@ def test_a_choice_explains_by_the_rule_and_by_nothing_else(folder: Path) -> None
     frame = ours(table).set_index("choice")
     assert list(ours(table)["role"]) == ["reference", "other kind", *5 * ["replication"], "replication, all", "further"]
     assert list(ours(table)["choice"])[2:7] == list(tab04_decisions.CHOICES)
-    assert frame.loc[list(tab04_decisions.CHOICES), "explains"].tolist() == ["yes", "no", "no", "no", "yes"]
+    assert frame.loc[list(tab04_decisions.CHOICES), "explains"].tolist() == ["yes", "no", "undecided", "no", "yes"]
     assert frame.loc["normalization=none", "explains"] == "yes"
     drop = 10 + 1 / 6
     assert frame.loc["5 solver iterations", "share (%)"] == pytest.approx(100 * (1.9 + 2 / 30) / drop, abs=0.1)
@@ -134,8 +136,10 @@ def test_a_choice_explains_by_the_rule_and_by_nothing_else(folder: Path) -> None
     caption = table.caption
     assert "all five together change top-1 by -10.2 points" in caption
     assert "explained in part by 5 solver iterations" in caption
-    assert "not by separate queries, keys and landmarks, statistics of the batch, no 1/N scale" in caption
-    assert "Laplacian minus softmax: -3.8 points with the defaults, -14.0 with all five together" in caption
+    assert "not by separate queries, keys and landmarks, no 1/N scale" in caption
+    assert "not decided: statistics of the batch" in caption
+    assert "Laplacian minus softmax: -3.8 points with the defaults (n = 3), -14.0 with all five together" in caption
+    assert "(n = 3; softmax with this project's initialisation)" in caption
     assert "-12.5 to -9.0 on CIFAR-100 at 224" in caption
 
 
@@ -149,7 +153,14 @@ def test_a_choice_of_another_kind_is_a_control_beside_its_own_defaults(folder: P
     assert (control["choice"], control["attention"]) == ("default initialisation", "softmax")
     assert control["difference"] == pytest.approx(-1)
     assert control["explains"] is None or math.isnan(control["explains"])
-    assert "Laplacian minus softmax: -3.8 points with the defaults" in table.caption
+    assert "-3.8 points with the defaults (n = 3), -13.0 with all five together" in table.caption
+    assert "softmax with the default initialisation" in table.caption
+
+
+def test_a_failure_that_one_seed_makes_is_undecided(folder: Path) -> None:
+    table = tab04_decisions.tabulate(write_ablation(folder, {"": REFERENCE, ALL_FIVE: (74.0, 80.5, 78.0)}))
+    assert ours(table, role="replication, all").iloc[0]["explains"] == "undecided"
+    assert "which the rule leaves undecided" in table.caption
 
 
 def test_few_seeds_decide_nothing_and_a_failure_that_is_none_is_said_to_be(folder: Path) -> None:
@@ -176,6 +187,22 @@ def test_a_run_that_diverged_is_counted_named_and_never_left_out(folder: Path) -
     assert "Diverged: invented-a-laplacian" in table.caption
     for path in write_table(table, folder / "tab4"):
         assert path.stat().st_size
+    others = tab01_classification.tabulate(paths).frame.query("kind == 'ours'").set_index("attention")
+    assert others.loc["laplacian", "n"] == 3
+    lost = others[others.index.str.contains("iterations")].iloc[0]
+    assert (lost["n"], lost["top-1 (%)"]) == (2, 69.5)
+
+
+def test_a_residual_that_is_no_number_is_shown_as_none(folder: Path) -> None:
+    paths = write_ablation(folder, {"": REFERENCE, "iterations=5": REFERENCE})
+    final = json.loads(paths[4].read_text())
+    write_json(paths[4], final | {"solver_residual_max": math.nan, "solver_converged": False})
+    paths += write_ablation(folder, {"": REFERENCE}, kind="softmax", residual=None)
+    table = tab04_decisions.tabulate(paths)
+    row = ours(table, choice="5 solver iterations").iloc[0]
+    assert math.isnan(row["residual"])
+    assert row["converged"] == "2 of 3"
+    assert ours(table, role="other kind").iloc[0]["converged"] is None
 
 
 @pytest.mark.parametrize("module", [tab02_lambda, tab03_solver, tab04_decisions])
@@ -216,8 +243,6 @@ def test_runs_with_options_are_evidence_for_no_claim_and_hold_up_no_ledger(folde
 
 
 def test_a_run_with_options_is_a_kind_of_its_own_elsewhere(folder: Path) -> None:
-    from attngeo.paper.tables import tab01_classification
-
     paths = write_ablation(folder, {"": REFERENCE, "lambda_=2": REFERENCE})
     kinds = set(tab01_classification.tabulate(paths).frame.query("kind == 'ours'")["attention"])
     assert kinds == {"laplacian", "laplacian (lambda_=2)"}

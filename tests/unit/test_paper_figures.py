@@ -634,3 +634,6 @@ def test_layer_record_is_preferred_to_its_heads(tmp_path):
     assert row["value"] == 1.0
     # Student quantile of 3 degrees of freedom, 3.182, times 0.5 / sqrt(4).
     assert row["low"] == pytest.approx(1.0 - 3.182446 * 0.25)
+    records.write(tmp_path / "a.json", records.from_frame(pd.DataFrame([shared | whole | {"low": 0.9, "high": 1.3}])))
+    (row,) = isometry_by_layer(records.read(tmp_path / "a.json")).to_dict("records")
+    assert (row["low"], row["high"], row["interval"]) == (0.9, 1.3, "95 % bootstrap interval of the mean")

@@ -1,9 +1,8 @@
-"""What the README says exists: commands, make targets, files; its tables are those of the results kept in git."""
+"""What the README and the guides say exists: commands, make targets, files; tables are those of results in git."""
 
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -11,10 +10,13 @@ from typer.testing import CliRunner
 
 from attngeo.cli import app
 from attngeo.layers.registry import ATTENTION_KINDS, attention_options
+from tests.documents import GUIDES, README, ROOT, USER_DOCUMENTS
 
-ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "ARCHITECTURE.md")}
+DOCUMENTS = {
+    "README.md": README,
+    "ARCHITECTURE.md": (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"),
+    **{f"docs/guide/{name}.md": text for name, text in GUIDES.items()},
+}
 
 
 def code_of(text: str) -> list[str]:
@@ -43,17 +45,27 @@ def test_every_command_named_exists(name: str) -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_file_linked_exists(name: str) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", DOCUMENTS[name]):
-        if "://" not in target:
-            assert (ROOT / target).exists(), target
+    for target, _, anchor in re.findall(r"\]\(([^)#]*)(#([^)]*))?\)", DOCUMENTS[name]):
+        if "://" in target:
+            continue
+        file = (ROOT / name).parent / target if target else ROOT / name
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"(?m)^#+ (.*)$", file.read_text(encoding="utf-8"))
+            known = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in known, f"{target}#{anchor}"
+
+
+def test_every_guide_is_linked_from_the_readme() -> None:
+    assert [name for name in GUIDES if f"](docs/guide/{name}.md)" not in README] == []
 
 
 def test_every_worked_example_is_run_by_a_test() -> None:
     tests = "".join(file.read_text(encoding="utf-8") for file in sorted((ROOT / "tests").rglob("test_*.py")))
-    examples = re.findall(r"<!-- example: (\S+) -->\n```bash\n", README)
+    examples = re.findall(r"<!-- example: (\S+) -->\n```bash\n", USER_DOCUMENTS)
     assert len(set(examples)) == len(examples) >= 6
     for name in examples:
-        assert re.search(rf'run_example\(\w+, "{name}"\)|<!-- example: {name} -->', tests), f"no test runs {name}"
+        assert re.search(rf'example\((\w+, )?"{name}"\)', tests), f"no test runs {name}"
 
 
 def test_every_preset_is_described() -> None:
@@ -66,7 +78,8 @@ def test_every_preset_is_described() -> None:
 def test_every_attention_kind_and_option_named_is_one_and_none_is_left_out() -> None:
     table = README.partition("<!-- kinds -->")[2].partition("<!-- end -->")[0]
     assert re.findall(r"(?m)^\| `(\w+)` ", table) == list(ATTENTION_KINDS)
-    paragraph = README.partition("Each decision behind a kind")[2].partition("`layer.attention_rows")[0]
+    guide = GUIDES["attention_kinds"]
+    paragraph = guide.partition("Each decision behind a kind")[2].partition("`layer.attention_rows")[0]
     options = set(re.findall(r"`([a-z_]+)`", paragraph)) | {"statistics", "form"}
     known = {option for kind in ATTENTION_KINDS for option in attention_options(kind)}
     assert options <= known, options - known

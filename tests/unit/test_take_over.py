@@ -1,12 +1,15 @@
 """What is taken from a snapshot, and what is not."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from attngeo.config import load_preset
 from attngeo.errors import UserError
+from attngeo.jobs.stamps import stamp_names
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -30,21 +33,41 @@ def snapshot(tmp_path: Path) -> Path:
     _write(folder / "analyses/attention_maps.json", record)
     _write(folder / "analyses/attention_maps.npz", "")
     _write(folder / "benchmarks/edge.json", record)
+    _write(folder / "benchmarks/low_rank_metric.json", record)
+    for name in ("fiber_bundle", "fiber_tasks/copy-s0", "predictions", "rank_collapse/s0"):
+        _write(folder / f"analyses/{name}.json", record)
     return folder
 
 
 def test_every_record_belongs_to_a_stamp_and_brings_its_companions(snapshot: Path) -> None:
-    found = {job.stamp: (job.digest, {path.name for path in job.files}) for job in kept(snapshot)}
+    jobs = list(kept(snapshot))
+    found = {job.stamp: (job.digest, {path.name for path in job.files}) for job in jobs}
     assert found == {
         "runs/a-s0": ("1", {"final.json", "metrics.jsonl"}),
         "connection_walk/model@q4_1": ("2", {"model@q4_1.json"}),
         "attention_maps": ("2", {"attention_maps.json", "attention_maps.npz"}),
         "benchmarks/edge": ("2", {"edge.json"}),
+        "benchmarks/metric_costs": ("2", {"low_rank_metric.json"}),
+        "fiber_bundle": ("2", {"predictions.json"}),
+        "fiber_tasks/copy-s0": ("2", {"copy-s0.json"}),
+        "rank_collapse/s0": ("2", {"s0.json"}),
     }
+    analyses = [str(job.files[0]) for job in jobs if str(job.files[0]).startswith("analyses/")]
+    assert analyses[-2:] == ["analyses/fiber_bundle.json", "analyses/predictions.json"], "they are made of the others"
+
+
+def test_every_record_of_the_snapshots_in_git_has_a_stamp() -> None:
+    for snapshot in sorted((ROOT / "docs/measured").glob("*/analyses")):
+        known = {name for name, _ in stamp_names(load_preset(ROOT, snapshot.parent.name))}
+        assert {job.stamp for job in kept(snapshot.parent)} <= known
 
 
 def test_only_what_this_tree_would_make_the_same_is_taken(snapshot: Path, tmp_path: Path) -> None:
     digests = {"runs/a-s0": "1", "attention_maps": "another", "benchmarks/edge": "2"}
+    shutil.rmtree(snapshot / "analyses/fiber_tasks")
+    shutil.rmtree(snapshot / "analyses/rank_collapse")
+    for name in ("benchmarks/low_rank_metric", "analyses/fiber_bundle", "analyses/predictions"):
+        (snapshot / f"{name}.json").unlink()
     results = tmp_path / "results"
     _write(results / "benchmarks/edge.json", "made here")
     wanted, others = takeable(kept(snapshot), digests, results)

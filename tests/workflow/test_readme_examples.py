@@ -1,4 +1,4 @@
-"""The README's worked examples run as they are written."""
+"""The worked examples of the README and the guides run as they are written."""
 
 import json
 import re
@@ -11,18 +11,10 @@ import pytest
 from PIL import Image
 
 from attngeo.data import embedded
-from tests.workflow.project_copy import ROOT, ProjectCopy
-
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+from tests.documents import GUIDES, example
+from tests.workflow.project_copy import ProjectCopy
 
 pytestmark = [pytest.mark.workflow, pytest.mark.network, pytest.mark.timeout(900)]
-
-
-def example(name: str) -> str:
-    """The shell block behind the marker `<!-- example: name -->`."""
-    found = re.search(rf"<!-- example: {name} -->\n```bash\n(.*?)```", README, re.DOTALL)
-    assert found, f"README.md has no example {name}"
-    return found[1]
 
 
 def run_example(copy: ProjectCopy, name: str) -> None:
@@ -98,7 +90,7 @@ def test_own_attention_kind(finished_copy: ProjectCopy) -> None:
     run_example(finished_copy, "own-attention")
     curves = pd.read_csv(finished_copy.root / "results/my-attention/figures/fig2.csv")
     assert any("mean" in str(value).lower() for value in curves.to_numpy().ravel())
-    models = re.search(r"In Python the models are timm's:\n\n```python\n(.*?)```", README, re.DOTALL)
+    models = re.search(r"In Python the models are timm's:\n\n```python\n(.*?)```", GUIDES["attention_kinds"], re.DOTALL)
     assert models
     (finished_copy.root / "models.py").write_text(models[1])
     finished_copy.run("python models.py")

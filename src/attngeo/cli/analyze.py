@@ -13,6 +13,7 @@ from attngeo.cli.common import (
     ThreadsOption,
     begin,
     begin_training,
+    is_project,
     preset_of,
     require_writable,
 )
@@ -22,7 +23,7 @@ from attngeo.processors import free_cores, use_threads
 if TYPE_CHECKING:
     from attngeo.config import Preset
 
-app = typer.Typer(help="Analyses; each writes records under results/PRESET/analyses.", no_args_is_help=True)
+app = typer.Typer(help="Analyses; a preset's write records under results/PRESET/analyses.", no_args_is_help=True)
 
 
 @app.command("connection-walk")
@@ -80,7 +81,7 @@ def analyze_connection_walk(
     if model is None or runs:
         _walk_runs(model, runs, own, preset_of(preset), stamp, threads)
         return
-    config = preset_of(preset) if (Path.cwd() / "config").is_dir() or stamp is not None else None
+    config = preset_of(preset) if is_project(Path.cwd()) or stamp is not None else None
     listed = config is not None and model in config.analysed_models
     if config is not None and listed and own.count(None) == len(own):
         digest = begin(config, stamp, f"connection_walk/{model}", threads)

@@ -4,7 +4,7 @@ import typer
 
 from attngeo.cli.common import PresetOption, StampOption, ThreadsOption, begin, digest_of, preset_of, require_writable
 
-app = typer.Typer(help="Timings; each writes records under results/PRESET/benchmarks.", no_args_is_help=True)
+app = typer.Typer(help="Timings; records are written under results/PRESET, most in benchmarks/.", no_args_is_help=True)
 
 
 @app.command("operators")

@@ -29,11 +29,16 @@ ReportOption = Annotated[
 ]
 
 
+def is_project(folder: Path) -> bool:
+    """Whether a folder has presets: a folder config/ is common in others, too."""
+    return any(folder.glob("config/*/config.yaml"))
+
+
 def project_root() -> Path:
     """The folder of the project, in which commands run; UserError elsewhere."""
     root = Path.cwd()
-    if not (root / "config").is_dir():
-        raise UserError(f"{root} holds no config/ folder", "run attngeo in the folder of the project")
+    if not is_project(root):
+        raise UserError(f"{root} holds no presets, config/*/config.yaml", "run attngeo in the folder of the project")
     return root
 
 

@@ -3,6 +3,7 @@
 from attngeo.config.loading import load_preset, preset_names, write_schemas
 from attngeo.config.preset import Preset, RunRow
 from attngeo.config.settings import (
+    PHOTOGRAPHS,
     ConnectionWalkConfig,
     DecoderCheckpoint,
     LanguageModelConfig,
@@ -10,6 +11,7 @@ from attngeo.config.settings import (
 )
 
 __all__ = [
+    "PHOTOGRAPHS",
     "ConnectionWalkConfig",
     "DecoderCheckpoint",
     "LanguageModelConfig",

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from attngeo.fiber_bundle.recipe import TaskRecipe
 from attngeo.training.language_recipe import LanguageRecipe
 
+PHOTOGRAPHS = 300  # embedded ones that pretrained vision models are shown, class by class
 IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]*")
 
 
@@ -146,7 +147,7 @@ class ConnectionWalkConfig(Strict):
 
     windows: int = Field(8, ge=1)
     window_tokens: int = Field(128, ge=4)
-    images: int = Field(8, ge=1)
+    images: int = Field(8, ge=1, le=PHOTOGRAPHS)
     null_draws: int = Field(16, ge=2)
     inits: int = Field(5, ge=1, description="untrained networks of the same shape, at most 3 of large ones")
     edges: int = Field(4, ge=0, description="edges of a window and layer whose transports are measured")
@@ -166,14 +167,14 @@ class TrajectoriesConfig(Strict):
     windows: int = Field(8, ge=1, description="without 6 or more there are no intervals")
     window_tokens: int = Field(64, ge=4)
     tokens: int = Field(32, ge=2, description="tokens of a window or an image that are measured, evenly spread")
-    images: int = Field(8, ge=1)
+    images: int = Field(8, ge=1, le=PHOTOGRAPHS)
     inits: int = Field(3, ge=1, description="untrained networks of the same shape, each on every window")
 
 
 class InjectivityConfig(Strict):
     """Size of the rank measurement on real features."""
 
-    images: int = Field(8, ge=2)
+    images: int = Field(8, ge=2, le=PHOTOGRAPHS)
     model: Identifier = "dinov2-s"
     landmark_grids: tuple[int, ...] = (2, 3, 4, 5, 7)
 
@@ -189,7 +190,7 @@ class ScoreRankConfig(Strict):
 class AttentionDistanceConfig(Strict):
     """Size of the measurement of attention by distance; the runs that feed fig1 are measured too."""
 
-    images: int = Field(16, ge=1)
+    images: int = Field(16, ge=1, le=PHOTOGRAPHS)
     model: Identifier = "dinov2-s"
     layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (3, 7, 11), min_length=1, description="layers of the pretrained model, from 0"

@@ -54,9 +54,11 @@ def judge(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def _share(holds: list[bool], against: list[bool], finding: str, what: str) -> Judged:
-    """Met, or contradicted, where at least 80 % are."""
+    """Met, or contradicted, where at least 80 % are; open with one seed, where seeds are counted."""
     if not holds:
         return Judged(OPEN, 0, f"no {what} measured")
+    if what == "seeds" and len(holds) == 1:
+        return Judged(OPEN, 1, f"{finding}; one seed")
     for value, of in ((MET, holds), (CONTRADICTED, against)):
         if sum(of) >= MOST_RUNS * len(of):
             return Judged(value, len(of), finding)
@@ -68,12 +70,13 @@ def _grows(metric: str, control: str | None) -> Callable[[Evidence], Judged]:
 
     def rule(evidence: Evidence) -> Judged:
         found = _rows(evidence.tasks, metric, model=SUBJECT, budget="steps")
-        flat = float(_rows(found, metric, control=control)["value"].abs().max()) if control else 0.0
-        ratios = []
-        for _, run in _rows(found, metric, control="none").groupby(["task", "seed"], sort=True):
-            by_step = run.groupby("step")["value"].mean().sort_index()
-            if len(by_step) > 1:
-                ratios.append(float(by_step.iloc[-1] / by_step.iloc[0]) if by_step.iloc[0] else math.inf)
+        flat = float(_rows(found, metric, control=control)["value"].abs().max(skipna=False)) if control else 0.0
+        lost, ratios = _diverged(evidence), []
+        for run, values in _by_step(evidence, metric).items():
+            if run in lost:
+                ratios.append(math.nan)
+            elif len(values) > 1:
+                ratios.append(values[-1] / values[0] if values[0] else math.inf)
         finding = f"end by start {_span(ratios)}" + (f", control {flat:.1e}" if control else "")
         holds = [ratio >= GROWS and flat < FLAT for ratio in ratios]
         return _share(holds, [ratio <= 1 for ratio in ratios], finding, "runs")
@@ -83,11 +86,10 @@ def _grows(metric: str, control: str | None) -> Callable[[Evidence], Judged]:
 
 def _torsion_grows(evidence: Evidence) -> Judged:
     """Mean over layers at the end of each run, against bounds: the connection starts at exactly 0."""
-    found = _rows(evidence.tasks, "torsion_proxy", model=SUBJECT, budget="steps")
-    symmetric = float(_rows(found, "torsion_proxy", control="symmetric")["value"].abs().max())
-    ends = []
-    for _, run in _rows(found, "torsion_proxy", control="none").groupby(["task", "seed"], sort=True):
-        ends.append(float(run[run["step"] == run["step"].max()]["value"].mean()))
+    found = _rows(evidence.tasks, "torsion_proxy", model=SUBJECT, budget="steps", control="symmetric")
+    symmetric = float(found["value"].abs().max(skipna=False))
+    lost = _diverged(evidence)
+    ends = [math.nan if run in lost else values[-1] for run, values in _by_step(evidence, "torsion_proxy").items()]
     finding = f"at the end {_span(ends)}, control {symmetric:.1e}"
     holds = [end >= TORSION and symmetric < FLAT for end in ends]
     return _share(holds, [end < NO_TORSION for end in ends], finding, "runs")
@@ -95,14 +97,16 @@ def _torsion_grows(evidence: Evidence) -> Judged:
 
 def _well_conditioned(evidence: Evidence) -> Judged:
     found = _rows(evidence.tasks, "metric_condition_p99", model=SUBJECT, budget="steps", control="none")
-    worst = []
-    for _, run in found.groupby(["task", "seed"], sort=True):
-        worst.append(float(run[run["step"] == run["step"].max()]["value"].max()))
-    if not worst:
+    lost = _diverged(evidence)
+    ends: list[list[float]] = []  # of every run its layers; a number below 1 is that of a metric that is not positive
+    for run, rows in found.groupby(["task", "seed"], sort=True):
+        last = rows[rows["step"] == rows["step"].max()]["value"].tolist()
+        ends.append([math.nan] if run in lost else last)
+    if not ends:
         return Judged(OPEN, 0, "no runs measured")
-    bad = sum(not value <= WELL_CONDITIONED for value in worst)
-    value = MET if not bad else CONTRADICTED if 2 * bad > len(worst) else OPEN
-    return Judged(value, len(worst), f"condition number {_span(worst)}")
+    bad = sum(not all(0 < value <= WELL_CONDITIONED for value in layers) for layers in ends)
+    value = MET if not bad else CONTRADICTED if 2 * bad > len(ends) else OPEN
+    return Judged(value, len(ends), f"condition number {_span([max(layers) for layers in ends])}")
 
 
 def _lower_loss(against: str, budget: str = "steps") -> Callable[[Evidence], Judged]:
@@ -115,6 +119,8 @@ def _lower_loss(against: str, budget: str = "steps") -> Callable[[Evidence], Jud
         below = int((found["value"] + found["spread"] < 0).sum())
         above = int((found["value"] - found["spread"] > 0).sum())
         finding = f"below 0 on {below}, above 0 on {above} of {len(found)} tasks"
+        if not bool(found["value"].map(math.isfinite).all()):
+            return Judged(OPEN, len(found), f"{finding}; a training diverged")
         if not bool(found["spread"].map(math.isfinite).all()):
             return Judged(OPEN, len(found), f"{finding}; one seed has no interval")
         if 2 * below > len(found) and not above:
@@ -130,11 +136,10 @@ def _recall_gains_most(evidence: Evidence) -> Judged:
     wanted = [(task, model) for task in ("recall", "characters") for model in (SUBJECT, "dot")]
     if any(pair not in table for pair in wanted):
         return Judged(OPEN, 0, "recall and characters have not both been trained on")
-    table = table[wanted].dropna()
     ratios = {task: table[(task, SUBJECT)] / table[(task, "dot")] for task in ("recall", "characters")}
-    gains = (ratios["recall"] < ratios["characters"]).tolist()
+    gains, losses = ratios["recall"] < ratios["characters"], ratios["recall"] >= ratios["characters"]
     finding = ", ".join(f"{task} {_span(ratio.tolist())}" for task, ratio in ratios.items())
-    return _share(gains, [not gain for gain in gains], f"loss of fiber by that of dot: {finding}", "seeds")
+    return _share(gains.tolist(), losses.tolist(), f"loss of fiber by that of dot: {finding}", "seeds")
 
 
 def _rank_survives_training(evidence: Evidence) -> Judged:
@@ -144,24 +149,42 @@ def _rank_survives_training(evidence: Evidence) -> Judged:
     table = found.pivot_table(index="seed", columns="form", values="value").clip(lower=RESIDUAL_FLOOR)
     if not {"heterogeneous", "dot"} <= set(table):
         return Judged(OPEN, 0, "not measured")
-    ratios = (table["heterogeneous"] / table["dot"]).dropna().tolist()
+    ratios = (table["heterogeneous"] / table["dot"]).tolist()
     finding = f"residual by that of dot {_span(ratios)}"
     return _share([r >= KEEPS_RANK for r in ratios], [r <= 1 for r in ratios], finding, "seeds")
 
 
+def _by_step(evidence: Evidence, metric: str) -> dict[tuple[str, int], list[float]]:
+    """Of every run, by task and seed, the mean over layers at each step watched; NaN with one layer that is."""
+    found = _rows(evidence.tasks, metric, model=SUBJECT, budget="steps", control="none")
+    return {
+        run: [float(values.mean(skipna=False)) for _, values in rows.groupby("step", sort=True)["value"]]
+        for run, rows in found.groupby(["task", "seed"], sort=True)
+    }
+
+
+def _diverged(evidence: Evidence) -> set[tuple[str, int]]:
+    """Task and seed of the runs that did not come to their end: what was watched last is not how they ended."""
+    found = _rows(evidence.tasks, "training_finished", model=SUBJECT, budget="steps")
+    lost = found[found["value"] == 0]
+    return set(zip(lost["task"], lost["seed"], strict=True)) if len(lost) else set()
+
+
 def _rows(frame: "pd.DataFrame", metric: str, **labels: Any) -> "pd.DataFrame":
-    """Finite records of a metric with these labels."""
+    """Records of a metric with these labels; what is not finite stays, and holds for no rule."""
     found = frame[frame["metric"] == metric] if "metric" in frame else frame
     for name, value in labels.items():
         found = found[found[name] == value] if name in found else found.iloc[:0]
-    return found[found["value"].map(math.isfinite).astype(bool)]
+    return found
 
 
 def _span(values: list[float]) -> str:
-    if not values:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
         return "–"
-    low, high = min(values), max(values)
-    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+    low, high = min(finite), max(finite)
+    lost = f" ({len(values) - len(finite)} not finite)" if len(finite) < len(values) else ""
+    return (f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}") + lost
 
 
 PREDICTIONS: dict[str, Callable[[Evidence], Judged]] = {

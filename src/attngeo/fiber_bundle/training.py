@@ -45,7 +45,7 @@ class Trained:
 
     model: nn.Module
     loss: float  # nats, mean over the targets that count; NaN if it diverged
-    accuracy: float  # percent of the targets that count
+    accuracy: float  # percent of the targets that count; NaN if it diverged
     tested: int
     steps: int
     processor_s: float
@@ -105,6 +105,8 @@ def train(
         run.save()
         loss, accuracy, tested = evaluate(model, task, recipe.held_out)
     progress = run.progress
+    if progress.diverged_at is not None:  # the weights are those of an earlier step, at which no other model stopped
+        loss = accuracy = math.nan
     return Trained(
         model=model.eval(),
         loss=loss,

@@ -151,12 +151,17 @@ def finished_run(preset: Preset, target: str) -> Subject:
             raise UserError(f"{target} alone does not say which model it is", "name it: --model MODEL (a name of timm)")
         folder = preset.results / "runs" / preset.run(target).run_id
     if not (folder / FINAL).is_file() or not (folder / WEIGHTS).is_file():
-        raise UserError(f"{folder} holds no finished run", f"train it first: attngeo train {folder.name}")
+        raise UserError(
+            f"{folder} holds no finished run", f"train it first: attngeo train {folder.name} --preset {preset.name}"
+        )
     final = read_json(folder / FINAL)
     packed = manifest_path(folder.parents[1] / "data" / str(final["dataset"]))
     training = read_manifest(packed).raw if packed.is_file() else None
     if "model_options" not in final or "normalisation" not in final:
-        raise UserError(f"{folder / FINAL} is of an older version", f"train it again: attngeo train {folder.name}")
+        raise UserError(
+            f"{folder / FINAL} is of an older version",
+            f"train it again: attngeo train {folder.name} --preset {preset.name}",
+        )
     return Subject(
         name=str(final["run_id"]),
         model=str(final["model"]),

@@ -99,7 +99,7 @@ def train_on_task(preset: Preset, name: str, code_digest: str, *, threads: int) 
             task,
             own,
             seed=run.seed,
-            scratch=scratch / f"{model}-{own.steps}",
+            scratch=scratch / f"{model}-{budget}",
             identity={"digest": code_digest, "model": model},
             threads=threads,
             watch=(lambda live, step: measure(live, watched_inputs)) if watched else None,

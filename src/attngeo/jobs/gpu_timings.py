@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from attngeo.config import Preset
+from attngeo.errors import UserError
 from attngeo.files import read_json
 from attngeo.tracking.code_digest import CodeDigest
 
@@ -29,6 +30,8 @@ def gpu_timings(preset: Preset, code_digest: str) -> list[str]:
     now = CodeDigest(preset.root).extension_digest()
     frames, conditions = [], {}
     for table in (file for file in measured_files(preset.root) if file.name == TIMINGS):
+        if not table.with_name(CONDITIONS).is_file():
+            raise UserError(f"{table} is without its {CONDITIONS}", "measure again: make gpu-check")
         known = read_json(table.with_name(CONDITIONS))
         timings = pd.read_csv(table)
         timings = timings[timings["device_kind"] == "cuda"]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attngeo.config import ConnectionWalkConfig
+from attngeo.config import PHOTOGRAPHS, ConnectionWalkConfig
 from attngeo.connection_walk import analyze
 from attngeo.connection_walk.weights_only import analyze_weights
 from attngeo.data import text
@@ -180,6 +180,8 @@ def _read(
     if reads == "tokens":
         return {"texts": documents}
     if reads == "images":
+        if windows > PHOTOGRAPHS:
+            raise UserError(f"there are {PHOTOGRAPHS} photographs, not {windows}", f"--windows {PHOTOGRAPHS} or fewer")
         return {"images": sources.photographs(windows)}
     if features is None:
         raise UserError(f"{loaded.id} is a speech model", f"{_FEATURES}, or --weights-only")

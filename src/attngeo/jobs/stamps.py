@@ -51,7 +51,7 @@ def folder_state(folder: Path) -> dict[str, Any]:
 
     Files directly inside count with size and time; of the folders inside, and of the classes below train/ and val/,
     the time counts, which changes when a file is added, removed or renamed. A file overwritten in place deeper down
-    goes unnoticed, since an image set may hold millions: run `snakemake --forcerun pack` then.
+    goes unnoticed, since an image set may hold millions: run snakemake with `--forcerun pack` then.
     """
     state: dict[str, Any] = {"folder": str(folder)}
     if not folder.is_dir():
@@ -237,7 +237,7 @@ def _attention_maps(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
 
 def _walks_of_runs(preset: Preset, digest: CodeDigest) -> dict[str, Any]:
     settings = preset.connection_walk
-    values = {"images": settings.images, "null_draws": settings.null_draws}
+    values = {key: getattr(settings, key) for key in ("images", "null_draws", "edges", "inits")}
     return _looking_into(
         preset, digest, "attngeo.jobs.connection_walk_runs", preset.runs_that_feed("fig10"), values, ()
     )

@@ -35,7 +35,7 @@ def load_trained(preset: Preset, row: RunRow, *, batch_size: int = _BATCH) -> tu
         model.load_state_dict(safetensors.torch.load_file(weights))
     except RuntimeError as error:
         what = f"{weights} is not of the model that the run sheet names now: {error}"
-        raise UserError(what, f"train it again: attngeo train {row.run_id}") from None
+        raise UserError(what, f"train it again: attngeo train {row.run_id} --preset {preset.name}") from None
     return model.eval().requires_grad_(False), batches
 
 

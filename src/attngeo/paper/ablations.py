@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attngeo.errors import UserError
 from attngeo.paper.results import (
+    has_diverged,
     made_from,
     preset_name,
     read_finals,
@@ -53,7 +54,7 @@ def read_ablation(inputs: Iterable[Path], target: str) -> "pd.DataFrame":
     require_inputs(paths, target, "run")
     finals = read_finals(paths)
     finals["compared"] = [options_text(compared_options(str(text))) for text in finals["options"]]
-    for name, missing in (("status", ""), ("skipped_steps", 0), ("solver_residual_max", None)):
+    for name, missing in (("skipped_steps", 0), ("solver_residual_max", None), ("solver_converged", None)):
         if name not in finals:
             finals[name] = missing
     refuse_twins(finals, [*_GROUP, "seed"], target)
@@ -126,11 +127,6 @@ def caption_end(inputs: Sequence[Path], finals: "pd.DataFrame") -> str:
     return f"n = {span(int(n) for n in seeds)} seeds.{one}{lost} {made_from(preset_name(inputs), finals)}"
 
 
-def has_diverged(final: Mapping[str, Any]) -> bool:
-    """Whether a run ended without finite numbers."""
-    return final["status"] == "DIVERGED" or not math.isfinite(float(final["accuracy"]))
-
-
 def _reference_of(
     finals: "pd.DataFrame", group: "pd.DataFrame", labels: Mapping[str, Any], target: str
 ) -> "pd.DataFrame | None":
@@ -164,8 +160,10 @@ def _statistics(group: "pd.DataFrame", reference: "pd.DataFrame | None") -> dict
         pairs = zip(values, reference["accuracy"], strict=True)
         difference, _, half = _mean_and_interval([value - float(other) for value, other in pairs])
         low, high = difference - half, difference + half
-    residuals = [float(value) for value in group["solver_residual_max"] if value is not None and value == value]
-    solved = [bool(value) for value in group.get("solver_converged", []) if value is not None and value == value]
+    # A model without a solver says None to both; one whose residual is NaN has a solver, which did not converge.
+    has_solver = group["solver_converged"].notna()
+    residuals = [float(value) for value in group["solver_residual_max"][has_solver]]
+    solved = [bool(value) for value in group["solver_converged"][has_solver]]
     return {
         "mean": mean,
         "std": std,
@@ -173,7 +171,7 @@ def _statistics(group: "pd.DataFrame", reference: "pd.DataFrame | None") -> dict
         "difference": difference,
         "low": low,
         "high": high,
-        "residual": max(residuals, default=math.nan),
+        "residual": math.nan if any(map(math.isnan, residuals)) else max(residuals, default=math.nan),
         "converged": f"{sum(solved)} of {len(solved)}" if solved else None,
         "diverged": sum(has_diverged(run) for run in rows_of(group)),
         "skipped_steps": int(group["skipped_steps"].max()),

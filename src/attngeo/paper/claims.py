@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 
 from attngeo.paper import records
 from attngeo.paper.decisions import DECISIONS, Finding, Lacking, Number, Outcome, optional_rows
-from attngeo.paper.results import model_options_of, read_finals, rows_of, size_of
+from attngeo.paper.results import accuracies, model_options_of, read_finals, rows_of, size_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -208,7 +208,7 @@ def _run_records(finals: "pd.DataFrame") -> "pd.DataFrame":
 
     rows = []
     plain = finals[finals["options"].map(model_options_of) == ""]  # another model is evidence for no kind
-    for final in rows_of(plain):
+    for final in rows_of(plain.assign(accuracy=accuracies(plain))):
         labels = {name: final[name] for name in ("run_id", "model", "attention", "dataset", "recipe", "seed")}
         labels["size"] = size_of(str(final["model"]))
         for metric, key, n in (("top1", "accuracy", final["n_eval"]), ("parameters", "parameters", 1)):

@@ -36,11 +36,15 @@ def half_width_95(row: Mapping[str, Any]) -> float:
 
 def interval_95(row: Mapping[str, Any]) -> tuple[float, float]:
     """The 95 % interval of a record's mean: its own `low` and `high` where it has them, else from its spread."""
-    low, high = (float(row[name]) if row.get(name) is not None else math.nan for name in ("low", "high"))
-    if math.isfinite(low) and math.isfinite(high):
-        return low, high
+    if (own := _own_interval(row)) is not None:
+        return own
     half = half_width_95(row)
     return row["value"] - half, row["value"] + half
+
+
+def _own_interval(row: Mapping[str, Any]) -> tuple[float, float] | None:
+    low, high = (float(row[name]) if row.get(name) is not None else math.nan for name in ("low", "high"))
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
 
 def student_half_width(values: Sequence[float]) -> float:
@@ -58,8 +62,9 @@ def student_half_width(values: Sequence[float]) -> float:
 def isometry_by_layer(frame: "pd.DataFrame") -> "pd.DataFrame":
     """Isometry scores, one row a model, control and layer (`COLUMNS`).
 
-    The layer's own record (head -1) is taken where there is one, with its interval; else the mean over its heads with
-    a Student interval over the heads. low and high are NaN where no interval can be had.
+    The layer's own record (head -1) is taken where there is one, with the interval that it holds, else one from its
+    spread; where there is none, the mean over its heads with a Student interval over the heads. low and high are NaN
+    where no interval can be had.
     """
     import pandas as pd
 
@@ -73,10 +78,12 @@ def isometry_by_layer(frame: "pd.DataFrame") -> "pd.DataFrame":
             mean = float(values.mean()) if len(values) else math.nan
             if len(whole):
                 record = {str(name): value for name, value in whole.iloc[0].items()}
-                half, n = half_width_95(record), int(record["n"])
-                interval = f"95 % interval of the mean from the {record['spread_kind']}"
+                (low, high), n = interval_95(record), int(record["n"])
+                from_spread = f"95 % interval of the mean from the {record['spread_kind']}"
+                interval = "95 % bootstrap interval of the mean" if _own_interval(record) else from_spread
             else:
                 half, n = student_half_width(list(values)), len(values)
+                low, high = mean - half, mean + half
                 interval = "95 % interval of the mean over heads"
-            rows.append((model, control, layer, mean, mean - half, mean + half, n, interval, len(chosen) - len(values)))
+            rows.append((model, control, layer, mean, low, high, n, interval, len(chosen) - len(values)))
     return pd.DataFrame(rows, columns=list(COLUMNS))

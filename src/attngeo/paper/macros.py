@@ -24,12 +24,13 @@ _ORDINALS = ("Second", "Third", "Fourth", "Fifth", "Sixth", "Seventh", "Eighth",
 
 @dataclass(frozen=True)
 class Quantity:
-    """A column of headline numbers: its word in names, its format, and the column that holds the spread."""
+    """A column of headline numbers: its word in names, its format, and the columns that hold the spread and n."""
 
     column: str
     word: str
     format: str
     spread: str = ""
+    n: str = "n"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ HEADLINES: dict[str, Headlines] = {
             Quantity("excess", "Excess", "+.4f"),
             Quantity("low", "ExcessLow", "+.4f"),
             Quantity("high", "ExcessHigh", "+.4f"),
-            Quantity("trend", "Trend", "+.2f"),
+            Quantity("trend", "Trend", "+.2f", n="windows"),
         ),
         ("family", "precision"),
     ),
@@ -183,7 +184,7 @@ def _of_table(path: Path, headlines: Headlines) -> Iterator[Macro]:
                 macro=name + quantity.word,
                 text=escape_latex(cell_text(value, quantity.format)),
                 value=str(value),
-                n=_plain(row.get("n")),
+                n=_plain(row.get(quantity.n)),
                 spread=escape_latex(_text_or_nothing(row.get(quantity.spread), quantity.format)),
                 kind=str(row.get("kind", "ours")),
                 file=f"tables/{path.name}",

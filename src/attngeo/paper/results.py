@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,7 @@ def read_finals(paths: Iterable[Path]) -> "pd.DataFrame":
     """The final.json of every run among `paths`, a row a run, sorted by data set, recipe, attention, seed and run.
 
     Entries that are themselves tables (loader, ran) stay in the frame as dictionaries. A model with layers that could
-    not be counted has no cost: gmac and gmac_with_apart are NaN. A run without options of its own has "" for them.
+    not be counted has no cost: gmac and gmac_with_apart are NaN. A run without options or status has "" for them.
     """
     import pandas as pd
 
@@ -70,9 +70,22 @@ def read_finals(paths: Iterable[Path]) -> "pd.DataFrame":
         _require(path, final, _FINAL_REQUIRED)
         if final["gmac_uncounted"]:
             final |= {"gmac": math.nan, "gmac_with_apart": math.nan}
-        rows.append({"options": "", **final})
-    frame = pd.DataFrame(rows, columns=None if rows else ["options", *_FINAL_REQUIRED])
+        rows.append({"options": "", "status": "", **final})
+    frame = pd.DataFrame(rows, columns=None if rows else ["options", "status", *_FINAL_REQUIRED])
     return frame.sort_values(["dataset", "recipe", "attention", "seed", "run_id"], kind="stable", ignore_index=True)
+
+
+def has_diverged(final: Mapping[str, Any]) -> bool:
+    """Whether a run ended without finite numbers; its accuracy, a count, may look like one nevertheless."""
+    return final["status"] == "DIVERGED" or not math.isfinite(float(final["accuracy"]))
+
+
+def accuracies(finals: "pd.DataFrame") -> "pd.Series[float]":
+    """The accuracy of every run, NaN where it diverged."""
+    import pandas as pd
+
+    values = [math.nan if has_diverged(run) else float(run["accuracy"]) for run in rows_of(finals)]
+    return pd.Series(values, index=finals.index, dtype=float)
 
 
 def read_seeds(paths: Iterable[Path], target: str) -> "pd.DataFrame":
@@ -80,7 +93,7 @@ def read_seeds(paths: Iterable[Path], target: str) -> "pd.DataFrame":
 
     UserError where there are none, or where two runs of one `GROUP` share a seed: they must differ in something that
     the run sheet does not name, and their mean would be of two experiments. A run whose model has options of its own
-    is a kind of its own here: they stand beside its attention's name.
+    is a kind of its own here: they stand beside its attention's name. The accuracy of a run that diverged is NaN.
     """
     paths = list(paths)
     require_inputs(paths, target, "run")
@@ -88,6 +101,7 @@ def read_seeds(paths: Iterable[Path], target: str) -> "pd.DataFrame":
     own = finals["options"].map(model_options_of)
     finals["attention"] = finals["attention"].where(own == "", finals["attention"] + " (" + own + ")")
     refuse_twins(finals, [*GROUP, "seed"], target)
+    finals["accuracy"] = accuracies(finals)
     return finals
 
 

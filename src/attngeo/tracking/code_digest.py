@@ -11,8 +11,12 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from attngeo.errors import UserError
+from attngeo.files import write_aside
 
 # Modules that move data, names and messages but compute no number.
 NOT_COMPUTATION = tuple(
@@ -124,13 +128,8 @@ class CodeDigest:
         """Keep what was parsed for the next parse; a folder that cannot be written costs only time."""
         if self._cache_file is None or not self._cache_grew:
             return
-        try:
-            self._cache_file.parent.mkdir(parents=True, exist_ok=True)
-            aside = self._cache_file.with_suffix(".aside")
-            aside.write_text(json.dumps(self._cache), encoding="utf-8")
-            aside.replace(self._cache_file)
-        except OSError:
-            pass
+        with suppress(OSError, UserError), write_aside(self._cache_file) as stream:
+            stream.write(json.dumps(self._cache))
 
     def module_file(self, module: str) -> Path | None:
         """The file of a module of this project, None if there is no such module."""
@@ -326,10 +325,8 @@ def write_stamp(path: Path, content: Mapping[str, Any]) -> None:
             return
     except (OSError, ValueError, KeyError, TypeError):
         pass  # absent or damaged: written anew below
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".aside")
-    aside.write_text(json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
-    aside.replace(path)
+    with write_aside(path) as stream:
+        stream.write(json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
 
 
 def read_stamp(path: Path) -> dict[str, Any]:

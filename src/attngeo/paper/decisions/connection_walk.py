@@ -187,7 +187,10 @@ def scale_trend(frame: "pd.DataFrame") -> Finding:
     parts: dict[str, Part] = {}
     texts = []
     for phenomenon, values in (("excess", mean_over_layers(excess, "excess")), ("convergence", convergence(frame))):
-        sized = by_size(values, models, sizes)
+        counted = values[[models[name].counts for name in values["model"]]]
+        if bad := sorted(counted["model"][~counted["value"].map(math.isfinite)]):
+            raise Lacking(f"the {phenomenon} of {listed(bad)} is not finite", numbers)
+        sized = by_size(counted, models, sizes)
         for (family, precision), of_family in sized.groupby(["family", "precision"], sort=True):
             numbers[f"sizes, {phenomenon}, {family} {precision}"] = len(of_family)
         found = size_correlations(sized)
@@ -230,15 +233,18 @@ def _identity(found: "pd.DataFrame", what: str) -> Finding:
     _require_family(found)
     numbers: dict[str, Number] = {}
     parts: dict[str, Part] = {}
+    finished = sum(model.finished for model in walked_models(found).values())
     found = found.assign(family=found["family"].map(family_of))
     for (family, model), errors in found.groupby(["family", "model"], sort=True)["value"]:
         worst = float(errors.max())
         numbers[f"largest identity error, {model} ({family})"] = worst
         parts[str(model)] = part(worst <= 1e-9, worst >= BROKEN_IDENTITY)
     families = sorted(set(found["family"]))
+    earlier = len(parts) - finished
     reason = (
-        f"identity error at most {number(float(found['value'].max()))} on {what} of {len(parts)} models of "
+        f"identity error at most {number(float(found['value'].max()))} on {what} of {finished} models of "
         f"{len(families)} {'family' if len(families) == 1 else 'families'} ({', '.join(families)})"
+        f"{f' and of {earlier} earlier states of models trained here' if earlier else ''}"
     )
     if len(families) < 2:
         raise Lacking(f"underpowered: at least 2 families are needed; {reason}", numbers)

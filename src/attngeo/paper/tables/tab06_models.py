@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attngeo.paper.layers import isometry_by_layer, student_half_width
 from attngeo.paper.render import Tabulated
-from attngeo.paper.results import listed, preset_name, require_inputs, span
+from attngeo.paper.results import listed, non_finite_sentence, preset_name, require_inputs, span
 from attngeo.paper.walks import (
     TREND,
     depth_trends,
@@ -40,7 +40,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
 
     require_inputs(inputs, "tab6", "model")
     rows: list[dict[str, Any]] = []
-    devices, quantised, earlier = [], [], 0
+    devices, quantised, earlier, lost = [], [], 0, 0
     if pretrained := of_pretrained(inputs):
         frame = read_walks(pretrained)
         devices.append(frame.attrs["devices"])
@@ -49,6 +49,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         earlier = sum(not model.finished for model in models.values())
         sizes = parameters_of(frame)
         finished = [model for model in models.values() if model.finished]
+        lost += _non_finite(frame, [model.id for model in finished])
         for model in sorted(finished, key=lambda one: (one.family, one.precision, sizes.get(one.id, 0), one.id)):
             of_model = frame[frame["model"] == model.id]
             labels = {"model": model.id, "family": model.family, "precision": model.precision}
@@ -57,30 +58,38 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         frame = read_walks(runs)
         devices.append(frame.attrs["devices"])
         rows += _own_rows(frame)
+        lost += _non_finite(frame, sorted(set(frame["model"])))
     table = pd.DataFrame(rows)
     apart = f" Quantised, in no trend: {listed(quantised)}." if quantised else ""
     before = f" {earlier} earlier steps of models trained here are in fig11.csv." if earlier else ""
     own = (
-        " Rows KIND on DATA SET are pyramids trained here, n their runs, means over blocks and runs with a Student "
-        "interval over runs."
+        " Rows KIND on DATA SET are pyramids trained here, n their runs, numbers means over blocks and runs, low and "
+        "high a Student interval over runs."
         if runs
         else ""
     )
     caption = (
         "Models whose connection walk was measured. score: (sum s)^2 / (r sum s^2) of the singular values of W_V W_O, "
         "mean over heads and layers; null: the same of Gaussian products of the shape; excess: their difference, with "
-        "the 95 % Student interval over layers; above, below: layers whose own 95 % interval over heads excludes 0; "
-        "adjusted: the same by a test with Holm's correction for the number of layers; edge excess: that of the "
-        "transports along sampled edges; trend: Spearman correlation of the graph change with depth (6 layers or "
-        "more), beside that of shuffled depth, of untrained networks and of the graph without its "
-        f"first token; n = {span(_counts(table))} windows (pretrained).{own} An en dash: not measured.{apart}{before} "
-        f"Preset {preset_name(inputs)} on {listed(devices)}."
+        "the 95 % Student interval over layers; above, below: layers whose own 95 % interval (bootstrap over heads and "
+        "null draws) excludes 0; adjusted: the same by a test with Holm's correction for the number of layers; edge "
+        "excess: that of the transports along sampled edges; trend: Spearman correlation of the graph change with "
+        "depth (6 layers or more), beside that of shuffled depth, of untrained networks and of the graph without its "
+        f"first token. n = {span(int(n) for n in table['n'])} layers that excess is the mean of; windows: of text or "
+        f"images.{own} An en dash: not measured.{apart}{before}"
+        f"{non_finite_sentence(lost)} Preset {preset_name(inputs)} on {listed(devices)}."
     )
     shares = {name: ".4f" for name in ("score", "null", "random init")}
     signed = {name: "+.4f" for name in ("excess", "low", "high", "edge excess")}
     trends = {name: "+.2f" for name in TRENDS}
     formats = {"params (M)": ".3g", "rev. defect": ".2f", **shares, **signed, **trends}
     return Tabulated(table, caption, "models", formats=formats, long=True)
+
+
+def _non_finite(frame: "pd.DataFrame", models: Sequence[str]) -> int:
+    """How many layers' scores of these models are left out of the means."""
+    means = (mean_over_layers(frame, control).set_index("model")["non_finite"] for control in SCORES)
+    return sum(int(counts.reindex(models).fillna(0).sum()) for counts in means)
 
 
 def _shape(frame: "pd.DataFrame") -> dict[str, Any]:
@@ -106,6 +115,7 @@ def _scores(frame: "pd.DataFrame") -> dict[str, Any]:
         found[name] = mean["value"].iloc[0] if len(mean) else math.nan
         if control == "excess":
             found |= {end: mean[end].iloc[0] if len(mean) else math.nan for end in ("low", "high")}
+            found["n"] = int(mean["n"].iloc[0]) if len(mean) else 0
     layers = isometry_by_layer(frame)
     excess = layers[layers["control"] == "excess"]
     return found | _sides(excess) | _adjusted_sides(frame) | {"edge excess": _edge_excess(frame)}
@@ -139,7 +149,7 @@ def _convergence(frame: "pd.DataFrame") -> dict[str, Any]:
     windows = frame[(frame["metric"].isin((TREND, "spectral_gap"))) & (frame["control"] == "trained")]
     return found | {
         "rev. defect": float(defect["value"].mean()) if len(defect) else math.nan,
-        "n": int(windows["n"].max()) if len(windows) else None,
+        "windows": int(windows["n"].max()) if len(windows) else None,
     }
 
 
@@ -169,13 +179,7 @@ def _own_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
                 "high": scores["excess"] + half,
                 **_sides(of_kind),
                 "edge excess": _edge_excess(group),
-                "n": len(runs),
+                "n": len(excess),
             }
         )
     return rows
-
-
-def _counts(table: "pd.DataFrame") -> list[int]:
-    """The numbers of windows, of the rows of pretrained models."""
-    windows = table["n"] if "trend" not in table else table.loc[~table["model"].str.contains(" on "), "n"]
-    return [int(count) for count in windows.dropna()]

@@ -59,7 +59,8 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         "transport; multi head: the block as one walk with gated transports, softmax as the library computes it "
         "(float32 in some families) and in float64. Laplacian identity: |<f, L g> - energy| / (||f|| ||g||) where its "
         "conditions hold (P made reversible, random rotations as transports); P as it is: the same on the model's own "
-        f"walk, whose irreversibility it shows. row sums: largest |sum_j P_ij - 1|. n = {span(_counts(rows))} "
+        "walk, whose irreversibility it shows. row sums: |sum_j P_ij - 1| of the worst row, mean over windows or "
+        f"images, the worst layer. n = {span(_counts(rows))} "
         f"layers.{beside} An en dash: not measured. Preset {preset_name(inputs)} on {listed(devices)}."
     )
     numbers = [*IDENTITIES, "row sums"]
@@ -89,14 +90,14 @@ def _errors(frame: "pd.DataFrame") -> dict[str, Any]:
 def _walk(frame: "pd.DataFrame") -> dict[str, Any]:
     sums = frame[(frame["metric"] == "stochasticity_defect") & (frame["control"] == "trained")]["value"]
     layers = frame[(frame["metric"] == "identity_error") & (frame["head"] >= 0)]["layer"]
-    return {"row sums": float(sums.max()) if len(sums) else math.nan, "layers": int(layers.nunique())}
+    return {"row sums": float(sums.max(skipna=False)) if len(sums) else math.nan, "layers": int(layers.nunique())}
 
 
 def _beside(frame: "pd.DataFrame") -> dict[str, Any]:
     found = {}
     for name, metric in (("beside", "beside_share"), ("negative", "negative_share")):
         values = frame[(frame["metric"] == metric) & (frame["control"] == "trained")]["value"]
-        found[name] = float(values.max()) if len(values) else math.nan
+        found[name] = float(values.max(skipna=False)) if len(values) else math.nan
     return found
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from attngeo.errors import UserError
 from attngeo.paper.render import Tabulated
 from attngeo.paper.results import (
+    accuracies,
     listed,
     made_from,
     non_finite_sentence,
@@ -33,6 +34,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
             f"tuning: runs {listed(twins['run_id'])} share data set, recipe, model, attention, rate and seed",
             "let only one of them feed tuning",
         )
+    finals["accuracy"] = accuracies(finals)
     rates = summarise(finals, case, "accuracy")
     rates["images"] = finals.groupby(case)["n_eval"].min().to_numpy()
     tried = rates.groupby(EXPERIMENT)["rate"]
