@@ -41,7 +41,7 @@ def made_up_times() -> list[dict[str, object]]:
         | {"value": 1e-3 * d * (r**2 if r >= 16 else 16 * r)}
         for operation in ("solve", "logdet", "distance")
         for d in (64, 256, 512, 1024)
-        for r in (1, 4, 16, 32, 64)
+        for r in (1, 4, 16, 32, 64, 128, 256)
     ]
 
 
@@ -51,6 +51,8 @@ def test_exponents_of_known_times() -> None:
     assert (found["inversion_exponent_d"]["smallest"], found["inversion_exponent_d"]["largest"]) == (256, 1024)
     assert found["inversion_exponent_r"]["value"] == pytest.approx(2)
     assert found["inversion_exponent_small_r"]["value"] == pytest.approx(1)
+    assert found["inversion_exponent_large_r"]["value"] == pytest.approx(2)
+    assert (found["inversion_exponent_large_r"]["smallest"], found["inversion_exponent_large_r"]["n"]) == (128, 2)
 
 
 def test_costs_of_a_small_case_hold_every_part() -> None:

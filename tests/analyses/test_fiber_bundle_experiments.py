@@ -16,17 +16,18 @@ from torch import Tensor, nn
 
 from attngeo.config import load_preset
 from attngeo.errors import UserError
+from attngeo.evaluation.layer_inputs import layer_inputs
 from attngeo.fiber_bundle import predictions, tasks
 from attngeo.fiber_bundle.geometry import dense_metrics, heterogeneity, measure
 from attngeo.fiber_bundle.gradients import gradient_errors
 from attngeo.fiber_bundle.predictions import CONTRADICTED, MET, OPEN, Evidence
-from attngeo.fiber_bundle.rank_collapse import by_depth, cubic_bound, effective_rank, relative_residual
+from attngeo.fiber_bundle.rank_collapse import by_depth, cubic_bound, effective_rank, relative_residual, widen
 from attngeo.fiber_bundle.recipe import TaskRecipe
 from attngeo.fiber_bundle.significance import paired_differences, student
 from attngeo.fiber_bundle.tasks import IGNORED, Shape
 from attngeo.fiber_bundle.training import Trained, train
 from attngeo.training.interruption import Interrupted
-from attngeo.training.seeding import generator
+from attngeo.training.seeding import generator, seeded_globals
 from tests.tolerances import GRADIENT_RELATIVE, KNOWN_MATRIX_FLOAT64
 
 ROOT = Path(__file__).parents[2]
@@ -189,6 +190,28 @@ def test_attention_alone_collapses_at_the_start_whatever_the_metric_and_skips_ke
     assert min(last["skip"], last["skip_mlp"]) > 0.1
 
 
+def test_widened_stacks_attend_to_some_more_than_to_others_and_only_own_metrics_differ_by_token() -> None:
+    task = tasks.sort_in_place(Shape(16, 2, 2, 2, 7, 7), "pure")
+    for form in ("dot", "constant", "heterogeneous"):
+        peaks = []
+        for gain in (1.0, 16.0):
+            with seeded_globals(5):
+                model = tasks.build(task, form)
+            if gain > 1:
+                widen(model, gain, 5)
+            layer, x, grid = layer_inputs(model, [model.trunk.blocks[0].attention], task.held_out(3)[0])[0]
+            with torch.inference_mode():
+                peaks.append(layer.attention_rows(x, grid, range(7)).amax(-1).mean().item())
+        assert peaks[0] < 0.2 < 0.4 < peaks[1], form
+        if form == "heterogeneous":
+            rows = pd.DataFrame(measure(model, task.held_out(3)[0]))
+            assert rows[rows["metric"] == "metric_heterogeneity"]["value"].min() > 0.2
+    again = tasks.build(task, form)
+    again.load_state_dict(model.state_dict())
+    widen(again, 1.0, 5)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)), "by the seed"
+
+
 def test_equal_metrics_are_not_heterogeneous_and_geometry_has_vanishing_controls() -> None:
     metrics = dense_metrics(torch.ones(2, 7, 3), torch.ones(2, 7, 3, 2))
     assert heterogeneity(metrics).abs().max() <= KNOWN_MATRIX_FLOAT64
@@ -199,7 +222,8 @@ def test_equal_metrics_are_not_heterogeneous_and_geometry_has_vanishing_controls
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator(0, "test")))
     rows = pd.DataFrame(measure(model, task.held_out(2)[0]))
     means = rows.groupby(["metric", "control"])["value"].mean()
-    assert len(rows) == 2 * 6, "two layers"
+    assert len(rows) == 2 * (6 + 1), "two layers, and the metrics of their feed-forwards"
+    assert set(rows[rows["part"] == "feed-forward"]["metric"]) == {"metric_condition_p99"}
     assert means["curvature_proxy", "none"] > 1e-2
     assert means["torsion_proxy", "none"] > 1e-2
     assert means["curvature_proxy", "flat"] < 1e-12
@@ -238,12 +262,15 @@ def test_differences_are_paired_by_seed() -> None:
     assert (mean, half, p) == (pytest.approx(0.3), pytest.approx(0.19632, rel=1e-4), pytest.approx(0.01324, rel=1e-3))
 
 
+NONE = [{"metric": "none", "value": 0.0}]
+
+
 def judged(rows: list[dict[str, Any]], collapse: list[dict[str, Any]] | None = None) -> dict[str, float]:
     frame = pd.DataFrame(rows)
     evidence = Evidence(
         frame,
         paired_differences(frame[frame["metric"] == "task_loss"]),
-        pd.DataFrame(collapse or [{"metric": "none", "value": 0.0}]),
+        pd.DataFrame(collapse or NONE),
     )
     return {row["prediction"]: row["value"] for row in predictions.judge(evidence)}
 
@@ -300,6 +327,44 @@ def test_a_metric_that_is_not_positive_is_badly_conditioned(bad: float) -> None:
     layers = [row | {"layer": 1, "value": bad} for row in geometry("metric_condition_p99", 1.0, 2.0)]
     found = judged(losses(1.0) + geometry("metric_condition_p99", 1.0, 2.0) + layers)
     assert found["well_conditioned"] == CONTRADICTED
+
+
+def test_equal_time_has_to_be_equal() -> None:
+    shared = {"metric": "processor_time", "task": "recall", "seed": 0}
+    for ours, verdict in ((9.5, MET), (8.0, OPEN)):
+        times = [shared | {"model": "dot", "budget": "steps", "value": 10.0}]
+        times += [shared | {"model": "fiber", "budget": "time", "value": ours}]
+        assert judged(losses(0.5) + times)["better_at_equal_time"] == verdict
+
+
+def test_what_a_solved_task_loses_is_noise() -> None:
+    solved = [row | {"value": row["value"] / 1000} for row in losses(0.5)]
+    assert judged(solved + losses(1.0, task="characters"))["recall_gains_most"] == OPEN
+
+
+def test_metrics_alone_are_told_beside_the_full_model() -> None:
+    rows = losses(0.5)
+    rows += [row | {"model": "heterogeneous", "value": row["value"] + 1} for row in rows if row["model"] == "constant"]
+    frame = paired_differences(pd.DataFrame(rows))
+    alone = frame[frame["metric"] == "metric_alone_difference"].iloc[0]
+    assert (alone["value"], alone["n"]) == (pytest.approx(1), 3)
+    assert math.isnan(alone["p_adjusted"])
+    found = {
+        row["prediction"]: row for row in predictions.judge(Evidence(pd.DataFrame(rows), frame, pd.DataFrame(NONE)))
+    }
+    assert found["heterogeneity_matters"]["value"] == MET
+    assert "metrics alone below 0 on 0, above 0 on 1" in found["heterogeneity_matters"]["finding"]
+
+
+def test_seeds_with_other_numbers_of_steps_are_refused() -> None:
+    from attngeo.jobs.fiber_bundle import _require_equal_steps
+
+    shared = {"task": "copy", "model": "fiber", "budget": "time"}
+    rows = [shared | {"metric": "steps", "seed": seed, "value": steps} for seed, steps in ((0, 7), (1, 7), (2, 3))]
+    ends = [shared | {"metric": "baseline_finished", "seed": seed, "value": float(seed < 2)} for seed in range(3)]
+    _require_equal_steps(pd.DataFrame(rows + ends))
+    with pytest.raises(UserError, match=r"fiber on copy \(equal time\) took \[3, 7\] steps"):
+        _require_equal_steps(pd.DataFrame([*rows, *ends[:2], ends[2] | {"value": 1.0}]))
 
 
 def test_one_seed_is_open_where_seeds_are_counted() -> None:

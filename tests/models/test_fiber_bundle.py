@@ -149,7 +149,7 @@ def test_multiply_accumulates_are_counted_by_formula() -> None:
     tokens, dim, depth, vocabulary = 13, 16, 2, 11
     counted = count_sequence_macs(decoder("dot"), tokens)
     linear = depth * tokens * (4 * dim * dim + 2 * dim * 4 * dim) + tokens * dim * vocabulary
-    products = depth * 2 * tokens * tokens * dim
+    products = depth * tokens * (tokens + 1) * dim  # causal: a token sees itself and those before
     assert round(counted["gmac"] * 1e9) == linear + products
     assert counted["parameters"] == sum(parameter.numel() for parameter in decoder("dot").parameters())
     assert not counted["gmac_uncounted"]

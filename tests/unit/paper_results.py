@@ -23,7 +23,8 @@ KINDS = {
 DEVICE = "invented device"
 CAUSAL = "one-way by construction, an invented convention"
 SEPARATE = "shared_query_key=false; separate_landmarks=true"
-ALL_FIVE = f"iterations=5; {SEPARATE}; statistics=batch; scale_start=one; init=default"
+NO_SCALE = "scale_start=one; learn_scale=false"
+ALL_FIVE = f"iterations=5; {SEPARATE}; statistics=batch; {NO_SCALE}; init=default"
 ABLATION = {
     "": (80.0, 81.0, 79.0),
     "iterations=5": (78.0, 78.9, 77.2),
@@ -857,7 +858,7 @@ def write_rank_collapse(folder: Path, *, seeds: int = 5, nan: bool = False) -> l
         rows: list[dict[str, object]] = []
         for wiring in ("pure", "skip", "skip_mlp"):
             for form in ("dot", "euclidean", "constant", "heterogeneous"):
-                for phase in ("init", "trained"):
+                for phase in ("init", "trained", "wide 16"):
                     shared = {"wiring": wiring, "form": form, "phase": phase, "seed": seed, "n": 8}
                     for depth in range(5):
                         residual = 10.0 ** (-depth) if wiring == "pure" else 0.7

@@ -17,7 +17,7 @@ from attngeo.paper.tables import tab01_classification, tab02_lambda, tab03_solve
 from attngeo.paper.targets import TABLES
 from attngeo.run_options import parse_options
 from tests.unit import paper_results
-from tests.unit.paper_results import ALL_FIVE, SEPARATE, Preset, Run, write_ablation
+from tests.unit.paper_results import ALL_FIVE, NO_SCALE, SEPARATE, Preset, Run, write_ablation
 
 REFERENCE = (80.0, 81.0, 79.0)
 
@@ -110,7 +110,7 @@ CHOICES = {
     "iterations=5; recipe.non_finite=record": (78.0, 78.9, 77.2),  # a drop of 2 points, much the same for every seed
     SEPARATE: (79.5, 80.4, 78.6),  # of half a point
     "statistics=batch": (74.0, 81.0, 79.0),  # of two points, by one seed
-    "scale_start=one": (80.5, 81.5, 79.5),  # a gain
+    NO_SCALE: (80.5, 81.5, 79.5),  # a gain
     "init=default": (78.5, 79.6, 77.4),
     "normalization=none": (70.0, 71.0, 69.0),
     ALL_FIVE: (70.0, 71.5, 68.0),
@@ -134,7 +134,7 @@ def test_a_choice_explains_by_the_rule_and_by_nothing_else(folder: Path) -> None
     assert softmax["difference"] == pytest.approx(sum((84.0, 84.5, 83.0)) / 3 - 80)
     assert softmax["converged"] is None
     caption = table.caption
-    assert "all five together change top-1 by -10.2 points" in caption
+    assert "all five together change top-1 by -10.2 points, the gap to softmax by -10.2" in caption
     assert "explained in part by 5 solver iterations" in caption
     assert "not by separate queries, keys and landmarks, no 1/N scale" in caption
     assert "not decided: statistics of the batch" in caption
@@ -153,8 +153,44 @@ def test_a_choice_of_another_kind_is_a_control_beside_its_own_defaults(folder: P
     assert (control["choice"], control["attention"]) == ("default initialisation", "softmax")
     assert control["difference"] == pytest.approx(-1)
     assert control["explains"] is None or math.isnan(control["explains"])
+    frame = ours(table).set_index("choice")
+    alone = frame[frame["role"] == "replication"].loc["default initialisation"]
+    assert (alone["difference"], alone["gap change"]) == (pytest.approx(-1.5), pytest.approx(-0.5)), (
+        "softmax falls, too"
+    )
+    assert frame.loc[tab04_decisions.TOGETHER, "gap change"] == pytest.approx(-9 - 1 / 6)
+    assert frame.loc["5 solver iterations", "gap change"] == frame.loc["5 solver iterations", "difference"]
     assert "-3.8 points with the defaults (n = 3), -13.0 with all five together" in table.caption
     assert "softmax with the default initialisation" in table.caption
+
+
+def test_what_leaving_a_choice_out_brings_back_is_paired_by_seed(folder: Path) -> None:
+    but_separate = f"iterations=5; statistics=batch; {NO_SCALE}; init=default"
+    but_init = f"iterations=5; {SEPARATE}; statistics=batch; {NO_SCALE}"
+    runs = CHOICES | {but_separate: (79.0, 80.4, 77.0), but_init: (69.0, 70.4, 67.1)}
+    paths = write_ablation(folder, runs)
+    softmax = {"": (84.0, 84.5, 83.0), "init=default": (85.0, 85.5, 84.0)}
+    table = tab04_decisions.tabulate(paths + write_ablation(folder, softmax, kind="softmax", residual=None))
+    left_out = ours(table, role="replication, all but one").set_index("choice")
+    separate, init = (f"all but {name}" for name in list(tab04_decisions.CHOICES)[1::3])
+    assert list(left_out.index) == [separate, init]
+    assert left_out.loc[separate, "brings back"] == pytest.approx((9.0 + 8.9 + 9.0) / 3)
+    assert left_out.loc[separate, "back ±"] == pytest.approx(4.302653 * 0.0577350 / math.sqrt(3), rel=1e-4)
+    # With the defaults' initialisation softmax is a point lower, so that the gap is a point better.
+    assert left_out.loc[init, "brings back"] == pytest.approx((-1.0 - 1.1 - 0.9) / 3 + 1.0, abs=1e-9)
+    assert "Left out of all five, a choice brings back: separate queries" in table.caption
+
+
+def test_unlike_groups_are_named(folder: Path) -> None:
+    paths = write_ablation(folder, {"": REFERENCE, **{f"lambda_={number}": REFERENCE for number in range(5, 25)}})
+    table = tab02_lambda.tabulate(paths)
+    assert "Solver not converged" not in table.caption
+    named = table.caption.partition("More than 5% off in parameters: ")[2].partition(". ")[0]
+    assert "lambda_=24 (+5.9%)" in named
+    assert "lambda_=20" not in named
+    lost = tab02_lambda.tabulate(write_ablation(folder / "b", {"": REFERENCE, "lambda_=2": REFERENCE}, residual=0.1))
+    named = lost.caption.partition("Solver not converged in every run, so that a difference may be its: ")[2]
+    assert set(named.partition(". ")[0].split("; ")) == {"laplacian, no options", "lambda_=2"}
 
 
 def test_a_failure_that_one_seed_makes_is_undecided(folder: Path) -> None:

@@ -152,7 +152,7 @@ class MetricCostsConfig(Strict):
     """Sizes and patience of the cost of low-rank metrics, and of their share of a transformer block."""
 
     dimensions: tuple[Annotated[int, Field(ge=1)], ...] = Field((128, 256, 512, 1024, 2048, 4096), min_length=2)
-    ranks: tuple[Annotated[int, Field(ge=1)], ...] = Field((1, 2, 4, 8, 16, 32, 64), min_length=2)
+    ranks: tuple[Annotated[int, Field(ge=1)], ...] = Field((1, 2, 4, 8, 16, 32, 64, 128, 256), min_length=2)
     block_dimensions: tuple[Annotated[int, Field(ge=64, multiple_of=64)], ...] = Field(
         (1024, 2048, 4096), min_length=1, description="widths of blocks with heads of 64"
     )

@@ -21,7 +21,7 @@ class _OnRow(nn.Module):
 
 
 def count_sequence_macs(model: TokenTransformer, tokens: int) -> dict[str, Any]:
-    """The record of `count_macs` for one sequence of `tokens`; a causal mask saves nothing in this count.
+    """The record of `count_macs` for one sequence of `tokens`; of a causal layer the pairs that it sees.
 
     `parameters` are those of the whole model, embedding and positions included.
     """

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from attngeo.evaluation.layer_inputs import layer_inputs
 from attngeo.layers.connection import Connection, curvature, sample_triangles, torsion
+from attngeo.layers.fiber_feed_forward import FiberFeedForward
 from attngeo.layers.riemannian import RiemannianAttention
 from attngeo.layers.token_metric import TokenMetric
 from attngeo.training.seeding import generator
@@ -30,7 +31,8 @@ def dense_metrics(diagonal: Tensor, factor: Tensor) -> Tensor:
 def measure(model: nn.Module, inputs: Tensor, *, seed: int = 0) -> list[dict[str, Any]]:
     """Rows by `layer` (from 0) of every attention layer with a metric for each token, on a batch of inputs.
 
-    `metric_heterogeneity`; `metric_condition_p99`, the 99th percentile over tokens of a metric's condition number;
+    `metric_heterogeneity`; `metric_condition_p99`, the 99th percentile over tokens of a metric's condition number, with
+    label `part` also that of the metrics whose inverse a feed-forward takes ("feed-forward", its layers from 0);
     `curvature_proxy`, with the control "flat", the same metrics without their low-rank part; and, of layers with a
     learned connection, `torsion_proxy` on random unit vectors, with the control "symmetric", the same connection with
     one factor for both arguments. Triangles and vectors are those of `seed`, always the same.
@@ -43,14 +45,26 @@ def measure(model: nn.Module, inputs: Tensor, *, seed: int = 0) -> list[dict[str
             diagonal, factor = layer.token_metric(x)
             found = [*_of_metrics(diagonal, factor, seed), *_of_connection(layer.connection, x, seed)]
         for metric, control, value, n in found:
-            rows.append({"metric": metric, "control": control, "layer": number, "value": value, "n": n})
+            labels = {"part": "attention", "control": control, "layer": number}
+            rows.append({"metric": metric, **labels, "value": value, "n": n})
+    inverted = [layer for layer in model.modules() if isinstance(layer, FiberFeedForward)]
+    for number, (feed_forward, x, *_) in enumerate(layer_inputs(model, inverted, inputs)):
+        with torch.inference_mode():
+            condition = _conditions(dense_metrics(*feed_forward.token_metric(x)))
+        labels = {"part": "feed-forward", "control": "none", "layer": number}
+        value = condition.quantile(0.99).item()
+        rows.append({"metric": "metric_condition_p99", **labels, "value": value, "n": len(condition)})
     return rows
+
+
+def _conditions(metrics: Tensor) -> Tensor:
+    eigenvalues = torch.linalg.eigvalsh(metrics)
+    return (eigenvalues[..., -1] / eigenvalues[..., 0]).flatten()
 
 
 def _of_metrics(diagonal: Tensor, factor: Tensor, seed: int) -> list[tuple[str, str, float, int]]:
     metrics = dense_metrics(diagonal, factor)
-    eigenvalues = torch.linalg.eigvalsh(metrics)
-    condition = (eigenvalues[..., -1] / eigenvalues[..., 0]).flatten()
+    condition = _conditions(metrics)
     tokens = len(condition)
     triangles = sample_triangles(diagonal.shape[1], TRIANGLES, generator(seed, "triangles"))
     sampled = TRIANGLES * len(diagonal)

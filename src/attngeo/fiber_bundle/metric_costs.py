@@ -28,6 +28,7 @@ MLP_RATIO = 4
 # The claimed exponents are those of d r^2, beside which there are d r (reading U), r^3 (the root) and what any call
 # takes: r is fitted from this number on, and d where it is as many times r.
 ASYMPTOTIC = 16
+LARGE_RANK = 128  # from about here on the products take most of the time: a fit from here on is told beside the other
 # Numbers in U of all tokens of one call: larger than the second cache would time the memory, not the algorithm.
 _NUMBERS = 1 << 18
 _DENSE_NUMBERS = 1 << 22
@@ -74,8 +75,8 @@ def measure(
 def exponents(rows: Sequence[Row]) -> list[Row]:
     """Slopes of time on d and r of every operation: `inversion_exponent_d`, `inversion_exponent_r` and so on.
 
-    On d at the largest rank up to 16, over d of 16 r and more; on r at the largest d, from 16 on, and below apart. n
-    counts sizes, the spread is a standard error.
+    On d at the largest rank up to 16, over d of 16 r and more; on r at the largest d, from 16 on, and apart those up to
+    16 (`small_r`) and from 128 on (`large_r`). n counts sizes, the spread is a standard error.
     """
     found = []
     times = [row for row in rows if row["metric"] == "time_us" and row["form"] == "low rank"]
@@ -87,6 +88,7 @@ def exponents(rows: Sequence[Row]) -> list[Row]:
             "d": ("dimension", [row for row in own if row["rank"] == rank and row["dimension"] >= ASYMPTOTIC * rank]),
             "r": ("rank", [row for row in largest if row["rank"] >= ASYMPTOTIC]),
             "small_r": ("rank", [row for row in largest if row["rank"] <= ASYMPTOTIC]),
+            "large_r": ("rank", [row for row in largest if row["rank"] >= LARGE_RANK]),
         }
         for axis, (label, points) in lines.items():
             if len(points) < 2:

@@ -18,6 +18,8 @@ NO_TORSION = 1e-3
 FLAT = 1e-6  # what a control that must vanish may be
 WELL_CONDITIONED = 1e4
 KEEPS_RANK = 10.0
+SOLVED = 0.01  # nats, below which a ratio of losses is noise
+EQUAL_TIME = 0.1  # how far the times of two trainings may lie apart to be called equal
 
 
 class Judged(NamedTuple):
@@ -71,13 +73,17 @@ def _grows(metric: str, control: str | None) -> Callable[[Evidence], Judged]:
     def rule(evidence: Evidence) -> Judged:
         found = _rows(evidence.tasks, metric, model=SUBJECT, budget="steps")
         flat = float(_rows(found, metric, control=control)["value"].abs().max(skipna=False)) if control else 0.0
-        lost, ratios = _diverged(evidence), []
+        lost = _diverged(evidence)
+        ratios: list[float] = []
+        ends: list[float] = []
         for run, values in _by_step(evidence, metric).items():
             if run in lost:
                 ratios.append(math.nan)
             elif len(values) > 1:
                 ratios.append(values[-1] / values[0] if values[0] else math.inf)
-        finding = f"end by start {_span(ratios)}" + (f", control {flat:.1e}" if control else "")
+                ends.append(values[-1])
+        # The start is next to 0 by construction, so that the end by itself says more than the ratio.
+        finding = f"end by start {_span(ratios)}, end {_span(ends)}" + (f", control {flat:.1e}" if control else "")
         holds = [ratio >= GROWS and flat < FLAT for ratio in ratios]
         return _share(holds, [ratio <= 1 for ratio in ratios], finding, "runs")
 
@@ -109,6 +115,11 @@ def _well_conditioned(evidence: Evidence) -> Judged:
     return Judged(value, len(ends), f"condition number {_span([max(layers) for layers in ends])}")
 
 
+def _sides(found: "pd.DataFrame") -> tuple[int, int]:
+    """On how many tasks a difference lies below 0 with its interval, and above."""
+    return int((found["value"] + found["spread"] < 0).sum()), int((found["value"] - found["spread"] > 0).sum())
+
+
 def _lower_loss(against: str, budget: str = "steps") -> Callable[[Evidence], Judged]:
     """A difference below 0 with its interval on most tasks and above 0 on none; the reverse contradicts."""
 
@@ -116,9 +127,13 @@ def _lower_loss(against: str, budget: str = "steps") -> Callable[[Evidence], Jud
         found = _rows(evidence.differences, "loss_difference", against=against, budget=budget)
         if not len(found):
             return Judged(OPEN, 0, "no tasks measured")
-        below = int((found["value"] + found["spread"] < 0).sum())
-        above = int((found["value"] - found["spread"] > 0).sum())
+        below, above = _sides(found)
         finding = f"below 0 on {below}, above 0 on {above} of {len(found)} tasks"
+        alone = _rows(evidence.differences, "metric_alone_difference", against=against)
+        if len(alone):
+            finding += ", metrics alone below 0 on {}, above 0 on {}".format(*_sides(alone))
+        if budget == "time" and (unequal := _unequal_time(evidence)):
+            return Judged(OPEN, len(found), f"{finding}; not at equal time: {unequal}")
         if not bool(found["value"].map(math.isfinite).all()):
             return Judged(OPEN, len(found), f"{finding}; a training diverged")
         if not bool(found["spread"].map(math.isfinite).all()):
@@ -137,9 +152,12 @@ def _recall_gains_most(evidence: Evidence) -> Judged:
     if any(pair not in table for pair in wanted):
         return Judged(OPEN, 0, "recall and characters have not both been trained on")
     ratios = {task: table[(task, SUBJECT)] / table[(task, "dot")] for task in ("recall", "characters")}
-    gains, losses = ratios["recall"] < ratios["characters"], ratios["recall"] >= ratios["characters"]
+    ratios["recall"] = ratios["recall"].where(table[("recall", "dot")] >= SOLVED)
+    pairs = list(zip(ratios["recall"], ratios["characters"], strict=True))
     finding = ", ".join(f"{task} {_span(ratio.tolist())}" for task, ratio in ratios.items())
-    return _share(gains.tolist(), losses.tolist(), f"loss of fiber by that of dot: {finding}", "seeds")
+    finding += f" (recall, dot: {_span(table[('recall', 'dot')].tolist())} nats)"
+    gains, behind = [ours < other for ours, other in pairs], [ours >= other for ours, other in pairs]
+    return _share(gains, behind, f"loss of fiber by that of dot: {finding}", "seeds")
 
 
 def _rank_survives_training(evidence: Evidence) -> Judged:
@@ -158,9 +176,22 @@ def _by_step(evidence: Evidence, metric: str) -> dict[tuple[str, int], list[floa
     """Of every run, by task and seed, the mean over layers at each step watched; NaN with one layer that is."""
     found = _rows(evidence.tasks, metric, model=SUBJECT, budget="steps", control="none")
     return {
-        run: [float(values.mean(skipna=False)) for _, values in rows.groupby("step", sort=True)["value"]]
-        for run, rows in found.groupby(["task", "seed"], sort=True)
+        (str(task), int(str(seed))): [
+            float(values.mean(skipna=False)) for _, values in rows.groupby("step", sort=True)["value"]
+        ]
+        for (task, seed), rows in found.groupby(["task", "seed"], sort=True)
     }
+
+
+def _unequal_time(evidence: Evidence) -> str:
+    """Tasks on which the full model's training took another time than softmax's, mean over seeds; empty if none."""
+    times = _rows(evidence.tasks, "processor_time")
+    ratios = {}
+    for task in times["task"].unique() if len(times) else ():
+        ours = _rows(times, "processor_time", task=task, model=SUBJECT, budget="time")["value"].mean()
+        theirs = _rows(times, "processor_time", task=task, model="dot", budget="steps")["value"].mean()
+        ratios[str(task)] = float(ours / theirs)
+    return ", ".join(f"{task} {ratio:.2f}" for task, ratio in ratios.items() if not abs(ratio - 1) <= EQUAL_TIME)
 
 
 def _diverged(evidence: Evidence) -> set[tuple[str, int]]:

@@ -1,14 +1,25 @@
 """Whether tokens become the same with depth: relative residual and effective rank behind every layer."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from attngeo.layers.attention import Attention
+from attngeo.layers.token_metric import ConstantMetric, TokenMetric
+from attngeo.training.seeding import generator
+
 # Relative residuals below this are rounding, in float64 over a dozen layers: they count as this, so that no form of
 # attention wins by the noise of another.
 RESIDUAL_FLOOR = 1e-12
+
+
+# At the usual start queries and keys are so short that attention is next to uniform, and metrics next to equal: stacks
+# collapse whatever their attention. So they are looked at with longer ones, and with metrics that differ, too.
+WIDE = (8.0, 16.0)  # times the usual weights: scores of standard deviation about 1 and 3
+_APART = 0.5  # standard deviation of the logarithm of a metric's diagonal, about, and of the entries of its factor
 
 
 class HasStates(Protocol):
@@ -50,6 +61,25 @@ def cubic_bound(residuals: Sequence[float], layers: int) -> list[float]:
     for _ in range(layers):
         bound.append(constant * bound[-1] ** 3)
     return bound
+
+
+@torch.no_grad()
+def widen(model: nn.Module, gain: float, seed: int) -> None:
+    """Make the attention of a new model far from uniform and its metrics far from Euclidean; drawn from the seed.
+
+    Weights of queries, keys and values are multiplied by `gain`; metrics are drawn anew, one a token or one for all.
+    """
+    for number, layer in enumerate(module for module in model.modules() if isinstance(module, Attention)):
+        layer.query_key_value.weight.mul_(gain)  # type: ignore[union-attr, operator]
+        draw = generator(seed, "wide metrics", number)
+        metric = getattr(layer, "token_metric", None)
+        if isinstance(metric, TokenMetric):
+            dim = metric.diagonal.in_features
+            for weight in (metric.diagonal.weight, metric.factor.weight):
+                weight.copy_(torch.randn(weight.shape, generator=draw) * _APART / math.sqrt(dim))
+        elif isinstance(metric, ConstantMetric):
+            metric.diagonal.add_(torch.randn(metric.diagonal.shape, generator=draw) * _APART)
+            metric.factor.copy_(torch.randn(metric.factor.shape, generator=draw) * _APART)
 
 
 @torch.no_grad()

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 SUBJECT = "fiber"
 BASELINES = ("dot", "more_heads", "constant")  # the first is the one whose time the budget "time" is
+# The full model differs from the constant metric in more than its metrics: these two differ in nothing else.
+ALONE, ALONE_AGAINST = "heterogeneous", "constant"
 HALF_WIDTH = "half-width of the 95 % Student interval over seeds"
 
 
@@ -20,7 +22,7 @@ def paired_differences(losses: "pd.DataFrame") -> "pd.DataFrame":
     `losses` has a row a task, model, budget ("steps", "time") and seed, with `value` in nats; baselines are those of
     the budget "steps", and the budget "time" has one alone. Rows have value, n (seeds), spread (half the 95 % Student
     interval, NaN with one seed), p (two-sided paired t-test) and p_adjusted (Holm, over all rows); of a training that
-    diverged they are NaN.
+    diverged they are NaN. Rows of metric `metric_alone_difference`, without p, are `ALONE` minus `ALONE_AGAINST`.
     """
     import pandas as pd
 
@@ -29,29 +31,30 @@ def paired_differences(losses: "pd.DataFrame") -> "pd.DataFrame":
     for (task, budget), group in ours.groupby(["task", "budget"], sort=True):
         for baseline in BASELINES if budget == "steps" else BASELINES[:1]:
             chosen = (losses["task"] == task) & (losses["model"] == baseline) & (losses["budget"] == "steps")
-            other = losses[chosen].set_index("seed")["value"]
-            own = group.set_index("seed")["value"]
-            shared = sorted(set(own.index) & set(other.index))
-            if not shared:
-                continue
-            differences = [float(own[seed] - other[seed]) for seed in shared]
-            mean, half, p = student(differences)
-            rows.append(
-                {
-                    "metric": "loss_difference",
-                    "task": task,
-                    "budget": budget,
-                    "against": baseline,
-                    "value": mean,
-                    "unit": "nats",
-                    "n": len(differences),
-                    "spread": half,
-                    "spread_kind": HALF_WIDTH,
-                    "p": p,
-                }
-            )
+            differences = _by_seed(group, losses[chosen])
+            if differences:
+                labels = {"metric": "loss_difference", "task": task, "budget": budget, "against": baseline}
+                rows.append(labels | _numbers(differences) | {"p": student(differences)[2]})
     frame = pd.DataFrame(rows, columns=None if rows else ["metric", "value", "n", "p"])
-    return frame.assign(p_adjusted=holm([float(p) for p in frame["p"]]))
+    frame = frame.assign(p_adjusted=holm([float(p) for p in frame["p"]]))
+    alone = []
+    for task, group in losses[(losses["model"] == ALONE) & (losses["budget"] == "steps")].groupby("task", sort=True):
+        other = losses[(losses["task"] == task) & (losses["model"] == ALONE_AGAINST) & (losses["budget"] == "steps")]
+        if differences := _by_seed(group, other):
+            labels = {"metric": "metric_alone_difference", "task": task, "budget": "steps", "against": ALONE_AGAINST}
+            alone.append(labels | _numbers(differences))
+    return pd.concat([frame, pd.DataFrame(alone)], ignore_index=True) if alone else frame
+
+
+def _by_seed(own: "pd.DataFrame", other: "pd.DataFrame") -> list[float]:
+    """Differences of the values of the seeds that both have."""
+    ours, theirs = (frame.set_index("seed")["value"] for frame in (own, other))
+    return [float(ours[seed] - theirs[seed]) for seed in sorted(set(ours.index) & set(theirs.index))]
+
+
+def _numbers(differences: Sequence[float]) -> dict[str, Any]:
+    mean, half, _ = student(differences)
+    return {"value": mean, "unit": "nats", "n": len(differences), "spread": half, "spread_kind": HALF_WIDTH}
 
 
 def student(values: Sequence[float]) -> tuple[float, float, float]:

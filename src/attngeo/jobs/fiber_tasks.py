@@ -1,5 +1,6 @@
 """Jobs: the Fiber Bundle Transformer and its baselines on tasks, and how long their training steps take."""
 
+import itertools
 import shutil
 import time
 from dataclasses import replace
@@ -21,7 +22,7 @@ from attngeo.fiber_bundle.training import Trained, optimizer_of, train, update
 from attngeo.jobs.analysis import keep
 from attngeo.models.fiber_bundle import FiberViT
 from attngeo.paper import records
-from attngeo.training.seeding import derive_seed, generator, seeded_globals
+from attngeo.training.seeding import derive_seed, generator, reproducible, seeded_globals
 
 EXPERIMENT = "Fiber bundle"
 SUBJECT = "fiber"
@@ -29,8 +30,8 @@ REFERENCE = "dot"  # the model whose time the full one gets in the comparison at
 STEP_TIMES = "analyses/fiber_step_times.json"
 MEASURED_SEQUENCES = 8
 
-_REPEATS = 5
-_SECONDS = 1.0
+_REPEATS = 20
+_SECONDS = 2.0
 
 
 def step_times(preset: Preset, code_digest: str) -> list[str]:
@@ -43,8 +44,9 @@ def step_times(preset: Preset, code_digest: str) -> list[str]:
     lines = []
     for name in settings.tasks:
         task, recipe = _task(preset, name), settings.recipe_of(name)
-        steps: dict[str, Call] = {model: _step(task, model, recipe) for model in settings.models}
-        timings = interleaved(steps, processor_time, repeats=_REPEATS, seconds=_SECONDS)
+        with reproducible(1):  # as they are trained
+            steps: dict[str, Call] = {model: _step(task, model, recipe) for model in settings.models}
+            timings = interleaved(steps, processor_time, repeats=_REPEATS, seconds=_SECONDS)
         for model, timing in timings.items():
             rows.append(
                 {
@@ -142,12 +144,18 @@ def _task(preset: Preset, name: str) -> Task:
 
 
 def _step(task: Task, variant: str, recipe: TaskRecipe) -> Call:
-    """A call that takes one training step of a new model on a batch that stays the same."""
+    """A call that takes one training step of a new model, drawing its batch included."""
     with seeded_globals(derive_seed(0, "timed model")):
         model = tasks.build(task, variant).train()
-    batch = task.batch(recipe.batch, generator(0, "timed batch"))
-    optimizer, _ = optimizer_of(model, recipe)
-    return lambda: update(model, optimizer, batch, recipe.clip_grad)
+    optimizer, schedule = optimizer_of(model, recipe)
+    count = itertools.count()
+
+    def step() -> None:
+        number = next(count)
+        schedule.step_update(number % recipe.steps)
+        update(model, optimizer, task.batch(recipe.batch, generator(0, "timed batches", number)), recipe.clip_grad)
+
+    return step
 
 
 def _in_time_of_reference(preset: Preset, name: str, recipe: TaskRecipe) -> TaskRecipe:

@@ -8,18 +8,22 @@ from typing import Any
 
 from attngeo.config import Preset
 from attngeo.fiber_bundle import tasks
-from attngeo.fiber_bundle.rank_collapse import RESIDUAL_FLOOR, by_depth, cubic_bound
+from attngeo.fiber_bundle.rank_collapse import RESIDUAL_FLOOR, WIDE, by_depth, cubic_bound, widen
 from attngeo.fiber_bundle.tasks import Shape
 from attngeo.fiber_bundle.training import Trained, train
 from attngeo.jobs.analysis import keep
 from attngeo.models.fiber_bundle import Wiring
+from attngeo.training.seeding import derive_seed, seeded_globals
 
 WIRINGS: tuple[Wiring, ...] = ("pure", "skip", "skip_mlp")
 MEASURED_SEQUENCES = 8
 
 
 def rank_collapse(preset: Preset, seed: int, code_digest: str, *, threads: int) -> list[str]:
-    """Write analyses/rank_collapse/s<seed>.json: every metric and wiring at initialisation and trained, by depth."""
+    """Write analyses/rank_collapse/s<seed>.json: every metric and wiring at initialisation and trained, by depth.
+
+    Label `phase`: init, trained, and "wide 8", "wide 16": at initialisation by `widen`, with weights so many times.
+    """
     import pandas as pd
 
     started = time.monotonic()
@@ -44,6 +48,11 @@ def rank_collapse(preset: Preset, seed: int, code_digest: str, *, threads: int) 
             )
             labels = {"form": form, "wiring": wiring, "seed": seed}
             found = [labels | row for row in _by_phase(trained)]
+            for gain in WIDE:
+                with seeded_globals(derive_seed(seed, "initial weights")):
+                    wide = tasks.build(task, form)
+                widen(wide, gain, seed)
+                found += [labels | {"phase": f"wide {gain:g}"} | row for row in by_depth(wide, inputs)]
             rows += found
             rows.append(
                 labels

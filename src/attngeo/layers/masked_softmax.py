@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attngeo.layers.attention import Grid, Tokens, full_precision, select_tokens
+from attngeo.layers.attention import Grid, TokenMacs, Tokens, full_precision, select_tokens
 from attngeo.layers.softmax import SoftmaxAttention
+from attngeo.ops.riemannian_attention import seen_pairs
 
 
 class MaskedSoftmaxAttention(SoftmaxAttention):
@@ -41,6 +42,10 @@ class MaskedSoftmaxAttention(SoftmaxAttention):
         scores = full_precision(select_tokens(query, tokens)) @ full_precision(key).mT * self.head_dim**-0.5
         places = select_tokens(torch.arange(x.shape[1], device=x.device)[:, None], tokens)[:, 0]
         return torch.softmax(scores.masked_fill(~self._seen(places, x.shape[1]), -torch.inf), dim=-1)
+
+    def token_macs(self, grid: Grid) -> TokenMacs:
+        """Of the pairs of tokens that are seen."""
+        return TokenMacs(products=2 * seen_pairs(grid[0] * grid[1], self.causal, None) * self.dim)
 
     def _seen(self, places: Tensor, tokens: int) -> Tensor:
         """Bool [T, N]: which keys the tokens at `places` may see."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BASE_KIND = "laplacian"
+MATCHED = 0.05  # how far numbers of parameters may lie apart
 # What happens where a number is not finite is no part of what is compared.
 _NOT_COMPARED = ("recipe.non_finite",)
 _EXPERIMENT = ("dataset", "recipe", "model", "attention")
@@ -68,6 +69,8 @@ def compared_options(text: str) -> dict[str, OptionValue]:
 
 def compare(finals: "pd.DataFrame", target: str) -> list[dict[str, Any]]:
     """Statistics of every group of runs over its seeds, the references first, each as a dictionary.
+
+    `by_seed` holds the differences that `difference`, `low` and `high` are of.
 
     A run with options is compared with the same model without them; a model without options, if it is of another kind
     and the table has it, with the Laplacian one of its size. What is compared with nothing is a reference. UserError
@@ -127,6 +130,24 @@ def caption_end(inputs: Sequence[Path], finals: "pd.DataFrame") -> str:
     return f"n = {span(int(n) for n in seeds)} seeds.{one}{lost} {made_from(preset_name(inputs), finals)}"
 
 
+def unlike_sentence(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Caption sentence on groups whose solver did not converge, and on those with other numbers of parameters."""
+    names = {id(group): group["compared"] or f"{group['attention']}, no options" for group in groups}
+    unsolved = [names[id(g)] for g in groups if g["converged"] and not g["converged"].startswith(f"{g['n']} of")]
+    sizes = [group["parameters"] for group in groups if group["is_reference"]]
+    larger = [
+        f"{names[id(g)]} ({g['parameters'] / sizes[0] - 1:+.1%})"
+        for g in groups
+        if sizes and abs(g["parameters"] / sizes[0] - 1) > MATCHED
+    ]
+    text = (
+        f"Solver not converged in every run, so that a difference may be its: {'; '.join(unsolved)}. "
+        if unsolved
+        else ""
+    )
+    return text + (f"More than {MATCHED:.0%} off in parameters: {'; '.join(larger)}. " if larger else "")
+
+
 def _reference_of(
     finals: "pd.DataFrame", group: "pd.DataFrame", labels: Mapping[str, Any], target: str
 ) -> "pd.DataFrame | None":
@@ -154,11 +175,13 @@ def _reference_of(
 
 def _statistics(group: "pd.DataFrame", reference: "pd.DataFrame | None") -> dict[str, Any]:
     values = [float(value) for value in group["accuracy"]]
-    mean, std, _ = _mean_and_interval(values)
+    mean, std, _ = mean_and_interval(values)
     difference = low = high = math.nan
+    by_seed: dict[int, float] = {}
     if reference is not None:
-        pairs = zip(values, reference["accuracy"], strict=True)
-        difference, _, half = _mean_and_interval([value - float(other) for value, other in pairs])
+        pairs = zip(group["seed"], values, reference["accuracy"], strict=True)
+        by_seed = {int(seed): value - float(other) for seed, value, other in pairs}
+        difference, _, half = mean_and_interval(list(by_seed.values()))
         low, high = difference - half, difference + half
     # A model without a solver says None to both; one whose residual is NaN has a solver, which did not converge.
     has_solver = group["solver_converged"].notna()
@@ -171,6 +194,7 @@ def _statistics(group: "pd.DataFrame", reference: "pd.DataFrame | None") -> dict
         "difference": difference,
         "low": low,
         "high": high,
+        "by_seed": by_seed,
         "residual": math.nan if any(map(math.isnan, residuals)) else max(residuals, default=math.nan),
         "converged": f"{sum(solved)} of {len(solved)}" if solved else None,
         "diverged": sum(has_diverged(run) for run in rows_of(group)),
@@ -179,7 +203,7 @@ def _statistics(group: "pd.DataFrame", reference: "pd.DataFrame | None") -> dict
     }
 
 
-def _mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Mean, sample standard deviation and half of the 95 % Student interval of the mean, NaN where n is too small."""
     import numpy as np
     from scipy import stats

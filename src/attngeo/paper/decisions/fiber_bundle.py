@@ -11,6 +11,7 @@ from attngeo.paper.decisions.rule import (
     held,
     number,
     one_each,
+    optional_rows,
     part,
     rows,
     tally,
@@ -19,6 +20,8 @@ from attngeo.paper.results import rows_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
+ROUNDING = 1e-12  # what smaller residuals are recorded as: nothing is left but rounding
 
 
 @decision
@@ -41,6 +44,8 @@ def score_rank(frame: "pd.DataFrame") -> Finding:
 def metric_cost(frame: "pd.DataFrame") -> Finding:
     """P4.b: metrics `inversion_exponent_d`, `inversion_exponent_r`, and `block_overhead` by `dimension` and `rank`.
 
+    The reason also tells `inversion_exponent_large_r`, fitted where d r^2 dominates.
+
     Against: an exponent a whole power above the claimed one; a block twice as slow or slower.
     """
     in_d = max(rows(frame, "inversion_exponent_d")["value"].tolist(), key=lambda value: abs(value - 1))
@@ -56,7 +61,12 @@ def metric_cost(frame: "pd.DataFrame") -> Finding:
         "r": part(abs(in_r - 2) <= 0.3, in_r >= 3),
         "overhead": part(worst <= 0.1, worst >= 1),
     }
-    return tally(parts, f"d^{in_d:.2f}, r^{in_r:.2f}, overhead {100 * worst:.0f} %", numbers)
+    reason = f"d^{in_d:.2f}, r^{in_r:.2f}, overhead {100 * worst:.0f} %"
+    beyond = optional_rows(frame, "inversion_exponent_large_r")["value"]
+    if len(beyond):
+        numbers["exponent in r, from 128 on"] = float(beyond.max())
+        reason += f" (r^{beyond.max():.2f} from 128 on)"
+    return tally(parts, reason, numbers)
 
 
 @decision
@@ -95,7 +105,7 @@ def predictions(frame: "pd.DataFrame") -> Finding:
 def rank_collapse(frame: "pd.DataFrame") -> Finding:
     """P4.e: metric `last_layer_relative_residual` by `form` (heterogeneous and others), `seed` and `phase`.
 
-    Against: at most the largest residual of the other metrics in 4 of 5 seeds.
+    Against: at most the largest residual of the other metrics in 4 of 5 seeds. Phases "wide ..." are told beside it.
     """
     found = rows(frame, "last_layer_relative_residual")
     parts: dict[str, Part] = {}
@@ -117,4 +127,14 @@ def rank_collapse(frame: "pd.DataFrame") -> Finding:
         )
         numbers |= {f"seeds, {phase}": len(table), f"seeds with at least 10 times, {phase}": wins}
         parts[phase] = part(wins >= 0.8 * len(table), losses >= 0.8 * len(table))
-    return tally(parts, ", ".join(f"{name}: {value}" for name, value in numbers.items() if "10 times" in name), numbers)
+        collapsed = int((table <= ROUNDING).all(axis=1).sum())
+        if collapsed:
+            numbers[f"seeds in which every metric has collapsed to rounding, {phase}"] = collapsed
+    told = ("10 times", "collapsed")
+    reason = ", ".join(f"{name}: {value}" for name, value in numbers.items() if any(word in name for word in told))
+    for phase in sorted(str(name) for name in found["phase"].unique() if str(name).startswith("wide")):
+        table = found[found["phase"] == phase].pivot_table(index="seed", columns="form", values="value")
+        ratio = float((table["heterogeneous"] / table.drop(columns="heterogeneous").max(axis=1)).median())
+        numbers[f"heterogeneous by the largest other, {phase}, median over seeds"] = ratio
+        reason += f"; beside the rule, {phase}: {number(ratio)} times the largest other"
+    return tally(parts, reason, numbers)

@@ -1,5 +1,6 @@
 """Figure 13: what metrics cost by dimension and rank, beside dense forms, and their share of a block (P4.b)."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,7 +95,7 @@ def _bars(axis: "Axes", rows: "pd.DataFrame", labels: list[str], by: str) -> Non
 
 def _caption(inputs: Sequence[Path], frame: "pd.DataFrame", data: "pd.DataFrame") -> str:
     slopes = [
-        f"{row['metric'].replace('_exponent_', ' in ').replace('small_r', 'r below')} {row['value']:.2f}"
+        f"{re.sub('_exponent_(small_|large_)?', ' in ', row['metric'])} {row['value']:.2f}"
         f" ({row['smallest']:g} to {row['largest']:g})"
         for row in rows_of(data[data["metric"].str.contains("_exponent_")])
     ]

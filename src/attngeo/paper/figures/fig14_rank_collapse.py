@@ -32,6 +32,7 @@ FORMS = {
 WIRINGS = {"pure": "attention alone", "skip": "with skips", "skip_mlp": "skips and MLP"}
 ROWS = (
     ("relative_residual", "init", "residual, initial"),
+    ("relative_residual", "wide 16", "residual, wide"),
     ("relative_residual", "trained", "residual, trained"),
     ("effective_rank", "trained", "rank, trained"),
 )
@@ -48,8 +49,9 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     frames = [records.read(path) for path in inputs]
     frame = pd.concat(frames, ignore_index=True)
     shown = frame[frame["metric"].isin(["relative_residual", "effective_rank", "cubic_bound"])]
-    figure, axes = new_figure(len(ROWS), len(WIRINGS), height_to_width=0.9)
-    for row, (metric, phase, title) in enumerate(ROWS):
+    shown_rows = [row for row in ROWS if row[1] in set(shown["phase"])]
+    figure, axes = new_figure(len(shown_rows), len(WIRINGS), height_to_width=0.3 * len(shown_rows))
+    for row, (metric, phase, title) in enumerate(shown_rows):
         for column, (wiring, words) in enumerate(WIRINGS.items()):
             axis = axes[row][column]
             chosen = shown[(shown["metric"] == metric) & (shown["phase"] == phase)]
@@ -59,7 +61,7 @@ def draw(inputs: Sequence[Path]) -> Drawn:
             if metric == "relative_residual":
                 axis.set_yscale("log")
                 axis.set_ylim(LOWEST, 3)
-            axis.set_xlabel("layer" if row == len(ROWS) - 1 else "")
+            axis.set_xlabel("layer" if row == len(shown_rows) - 1 else "")
             axis.set_ylabel(title if column == 0 else "")
             panel_title(axis, row * len(WIRINGS) + column, words, columns=3)
         if metric == "effective_rank":
@@ -70,10 +72,12 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     devices = listed(one.attrs["provenance"].get("device", "unknown device") for one in frames)
     caption = (
         "Tokens by depth in stacks of one kind of attention (columns: attention alone; with skips; with skips and "
-        "MLP). Top: ||X - 1 mean|| / ||X|| at initialisation; middle: after training to sort (every token has to name "
-        "the symbol that belongs to its place); bottom: effective rank, exp of the entropy of the singular values, "
-        "after training. Dotted: the doubly exponential law of Dong et al. for attention alone, r to c r^3, with c "
-        "from the first layer of dot products (their own constant bounds nothing at this size). Norms stand before "
+        "MLP), from above: ||X - 1 mean|| / ||X|| at initialisation; wide: the same with weights of queries and keys "
+        "16 times as large and metrics drawn far from Euclidean, since at the usual start attention is next to uniform "
+        "and metrics next to equal; after training to sort (every token has to name the symbol that belongs to its "
+        "place); effective rank, exp of the entropy of the singular values, after training. Dotted: the doubly "
+        "exponential law of Dong et al. for attention alone, r to c r^3, with c from the first layer of dot products "
+        "(their own constant bounds nothing at this size). Norms stand before "
         f"every layer; only stacks with MLP are matched in parameters. Float64; lines are means over seeds (n = "
         f"{span(data['n'])}), bands the range (the standard deviation is in fig14.csv). "
         f"Depth {settings.get('depth', '?')}, width {settings.get('dim', '?')}, "

@@ -12,6 +12,7 @@ from attngeo.paper.ablations import (
     columns,
     compare,
     read_ablation,
+    unlike_sentence,
     with_published,
 )
 from attngeo.paper.render import Tabulated
@@ -35,7 +36,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         "Ablation of lambda in exp(-||q - k||_1 / lambda), top-1 accuracy on the validation set. kind: paper = as "
         f"published (neither n nor spread reported; difference to its lambda = {LAMBDA:g}), ours = measured by this "
         f"project on other data at another scale: compare the order, not the numbers. {DIFFERENCE_RULE}"
-        f"{_conclusion(groups, published)}{caption_end(inputs, finals)}"
+        f"{_conclusion(groups, published)}{unlike_sentence(groups)}{caption_end(inputs, finals)}"
     )
     return Tabulated(
         with_published(ours, published), caption, "lambda", FORMATS | {"lambda": "g"}, {"source": "3.5cm"}, long=True

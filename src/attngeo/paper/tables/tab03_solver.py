@@ -12,6 +12,7 @@ from attngeo.paper.ablations import (
     columns,
     compare,
     read_ablation,
+    unlike_sentence,
     with_published,
 )
 from attngeo.paper.render import Tabulated
@@ -56,7 +57,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         "(implicit) or of the iterations taken (loop). kind: paper = as published (neither settings, n nor spread "
         "reported; difference to its Newton-Schulz), ours = measured by this project on other data at another scale: "
         f"compare the order, not the numbers. {DIFFERENCE_RULE}{_conclusion(groups, published)}"
-        f"{caption_end(inputs, finals)}"
+        f"{unlike_sentence(groups)}{caption_end(inputs, finals)}"
     )
     return Tabulated(
         with_published(ours, published), caption, "solver-ablation", FORMATS, {"source": "3.5cm"}, long=True

@@ -1,6 +1,7 @@
 """Table 4: decisions that no source settles, among them those that may explain a public replication's failure."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ from attngeo.paper.ablations import (
     caption_end,
     columns,
     compare,
+    mean_and_interval,
     read_ablation,
+    unlike_sentence,
     with_published,
 )
 from attngeo.paper.render import Tabulated
@@ -27,14 +30,16 @@ CHOICES: dict[str, dict[str, OptionValue]] = {
     "5 solver iterations": {"iterations": 5},
     "separate queries, keys and landmarks": {"shared_query_key": False, "separate_landmarks": True},
     "statistics of the batch": {"statistics": "batch"},
-    "no 1/N scale": {"scale_start": "one"},
+    "no 1/N scale": {"scale_start": "one", "learn_scale": False},
     INITIALISATION: {"init": "default"},
 }
 TOGETHER = "all five together"
+ALL_BUT = "all but "  # a choice that is left out
 EXPLAINS_POINTS = 1.0
 EXPLAINS_SEEDS = 3
 EXPLAINS, NOT, UNDECIDED, UNDERPOWERED = "yes", "no", "undecided", "too few seeds"
-_ROLES = ("reference", "other kind", "replication", "replication, all", "further")
+_ROLES = ("reference", "other kind", "replication", "replication, all", "replication, all but one", "further")
+_FORMATS = FORMATS | {"gap change": "+.1f", "gap ±": ".1f", "brings back": "+.1f", "back ±": ".1f", "share (%)": ".0f"}
 
 
 def tabulate(inputs: Sequence[Path]) -> Tabulated:
@@ -45,7 +50,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     groups.sort(
         key=lambda g: (
             *(g["dataset"], g["recipe"], _ROLES.index(g["role"])),
-            names.index(g["choice"]) if g["choice"] in names else len(names),
+            names.index(name) if (name := (g["choice"] or "").removeprefix(ALL_BUT)) in names else len(names),
         )
     )
     ours = {
@@ -53,26 +58,36 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         "role": [g["role"] for g in groups],
         "attention": [g["attention"] for g in groups],
         "explains": [g["explains"] for g in groups],
+        "gap change": [g["gap"] for g in groups],
+        "gap ±": [g["gap_half"] for g in groups],
         "share (%)": [g["share"] for g in groups],
+        "brings back": [g["back"] for g in groups],
+        "back ±": [g["back_half"] for g in groups],
     } | columns(groups)
     caption = (
         "Decisions of the architecture that no source settles, each changed alone against the reference, which is the "
         "Laplacian model with this project's defaults. role: replication = a choice that a failed public replication "
         "is reported to have made (its numbers are the first rows, kind public, without n and spread), further = "
         "others, other kind = another attention kind; one with a choice is the control of that choice, compared with "
-        "its own kind's defaults. explains: a choice explains part of the failure if the mean paired "
-        f"drop exceeds {EXPLAINS_POINTS:g} point and its 95 % interval lies above 0, with at least {EXPLAINS_SEEDS} "
-        f"seeds; it does not (no) if the whole interval lies below {EXPLAINS_POINTS:g} point; else it is undecided. "
-        f"share: the drop in per cent of that of {TOGETHER}; shares need not add up to 100, since choices interact. "
-        f"{DIFFERENCE_RULE}{_conclusion(groups)}{caption_end(inputs, finals)}"
+        "its own kind's defaults. gap change: what failed is a comparison with softmax, so it is the difference minus "
+        "what the same choice changes in softmax, where that is a choice of the whole model (the initialisation) and "
+        "the table has the control; plus and minus half its 95 % Student interval. explains: a choice explains part of "
+        f"the failure if the gap falls by more than {EXPLAINS_POINTS:g} point on average and by more than 0 with the "
+        f"whole interval, with at least {EXPLAINS_SEEDS} seeds; it does not (no) if the whole interval says less than "
+        f"{EXPLAINS_POINTS:g} point; else it is undecided. share: gap change in per cent of that of {TOGETHER}; shares "
+        f"need not add up to 100, since choices interact. brings back: the gap change of {TOGETHER} but one minus that "
+        f"of {TOGETHER}. Statistics of the batch are at evaluation those of the images evaluated at once. Five "
+        "iterations have the gradient of the exact inverse unless backward=loop is named. "
+        f"{DIFFERENCE_RULE}{unlike_sentence(groups)}{_conclusion(groups)}{caption_end(inputs, finals)}"
     )
     frame = with_published(ours, _published())
-    frame["share (%)"] = frame["share (%)"].astype(float)
+    numeric = [name for name in _FORMATS if name in frame]
+    frame[numeric] = frame[numeric].astype(float)
     return Tabulated(
         frame,
         caption,
         "decisions",
-        FORMATS | {"share (%)": ".0f"},
+        _FORMATS,
         {"choice": "3.5cm", "source": "3cm"},
         long=True,
     )
@@ -89,41 +104,83 @@ def _compared(finals: "pd.DataFrame") -> list[dict[str, Any]]:
     for group in groups:
         group |= _described(group)
     for group in groups:
-        group["share"] = _share(group, groups)
+        group |= _judged(group, groups)
+    for group in groups:
+        total = _together(group, groups)
+        group["share"] = _share(group, total)
+        group["back"], group["back_half"] = _brings_back(group, total)
     return groups
 
 
 def _described(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The words for a group of runs, its role, and whether it explains part of the failure."""
+    """The words for a group of runs, and its role."""
     other = group["attention"] != BASE_KIND
     if not group["options"]:
         role = "reference" if group["is_reference"] else "other kind"
-        return {"choice": None if other else "this project's defaults", "role": role, "explains": None}
-    together = {key: value for changes in CHOICES.values() for key, value in changes.items()}
-    named = {TOGETHER: together, **CHOICES}
+        return {"choice": None if other else "this project's defaults", "role": role}
+    roles = {name: "replication" for name in CHOICES} | {TOGETHER: "replication, all"}
+    named = CHOICES | {TOGETHER: _options_of(CHOICES)}
+    for left_out in CHOICES:
+        roles[ALL_BUT + left_out] = "replication, all but one"
+        named[ALL_BUT + left_out] = _options_of([name for name in CHOICES if name != left_out])
     name = next((name for name, changes in named.items() if changes == group["options"]), "")
-    choice = name or group["compared"]
-    if other:
-        return {"choice": choice, "role": "other kind", "explains": None}
-    role = "further" if not name else "replication, all" if name == TOGETHER else "replication"
-    return {"choice": choice, "role": role, "explains": _explains(group)}
+    return {"choice": name or group["compared"], "role": "other kind" if other else roles.get(name, "further")}
 
 
-def _explains(group: Mapping[str, Any]) -> str:
-    """The rule of the caption, fixed before the runs."""
-    if group["n"] < EXPLAINS_SEEDS:
+def _options_of(choices: Iterable[str]) -> dict[str, OptionValue]:
+    return {key: value for name in choices for key, value in CHOICES[name].items()}
+
+
+def _judged(group: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How the gap to softmax changes, seed by seed and on average, and whether that explains part of the failure."""
+    if not group["options"] or group["role"] == "other kind":
+        return {"gap": None, "gap_half": None, "gap_by_seed": {}, "explains": None}
+    shared = {key: value for key, value in group["options"].items() if key in CHOICES[INITIALISATION]}
+    control = next((g for g in _softmax_beside(group, groups) if shared and g["options"] == shared), None)
+    by_seed = group["by_seed"]
+    if control is not None:
+        theirs = control["by_seed"]
+        by_seed = {seed: value - theirs[seed] for seed, value in by_seed.items() if seed in theirs}
+    gap, half = _mean(by_seed)
+    return {"gap": gap, "gap_half": half, "gap_by_seed": by_seed, "explains": _explains(by_seed)}
+
+
+def _mean(by_seed: Mapping[int, float]) -> tuple[float, float]:
+    mean, _, half = mean_and_interval(list(by_seed.values())) if by_seed else (math.nan, math.nan, math.nan)
+    return mean, half
+
+
+def _explains(by_seed: Mapping[int, float]) -> str:
+    """The rule of the caption."""
+    if len(by_seed) < EXPLAINS_SEEDS:
         return UNDERPOWERED
-    if group["difference"] < -EXPLAINS_POINTS and group["high"] < 0:
+    gap, half = _mean(by_seed)
+    if gap < -EXPLAINS_POINTS and gap + half < 0:
         return EXPLAINS
-    return NOT if group["low"] > -EXPLAINS_POINTS else UNDECIDED
+    return NOT if gap - half > -EXPLAINS_POINTS else UNDECIDED
 
 
-def _share(group: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> float | None:
-    """The drop of a choice in per cent of that of all together; None where that is no drop."""
-    if group["role"] not in ("replication", "replication, all", "further"):
+def _share(group: Mapping[str, Any], total: Mapping[str, Any] | None) -> float | None:
+    """The gap's change in per cent of that of all choices together; None where that is no fall."""
+    if total is None or group["gap"] is None or not total["gap"] < 0:
         return None
-    total = _together(group, groups)
-    return None if total is None or total["difference"] >= 0 else 100 * group["difference"] / total["difference"]
+    return float(100 * group["gap"] / total["gap"])
+
+
+def _brings_back(group: Mapping[str, Any], total: Mapping[str, Any] | None) -> tuple[float | None, float | None]:
+    """By how much the gap is better without one of the choices than with all of them."""
+    if total is None or group["role"] != "replication, all but one":
+        return None, None
+    theirs = total["gap_by_seed"]
+    return _mean({seed: value - theirs[seed] for seed, value in group["gap_by_seed"].items() if seed in theirs})
+
+
+def _softmax_beside(group: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The softmax groups of the same data set, recipe and size."""
+    place = (group["dataset"], group["recipe"], size_of(group["model"]))
+    return [
+        g for g in groups if g["attention"] == "softmax" and (g["dataset"], g["recipe"], size_of(g["model"])) == place
+    ]
 
 
 def _together(group: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -141,29 +198,40 @@ def _conclusion(groups: Sequence[Mapping[str, Any]]) -> str:
 def _conclusion_of(total: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> str:
     choices = [g for g in groups if g["role"] == "replication" and _together(g, groups) is total]
     place = f"{total['model']} on {total['dataset']} ({total['recipe']})"
-    text = f"{place}: {TOGETHER} change top-1 by {total['difference']:+.1f} points"
-    if total["n"] < EXPLAINS_SEEDS:
-        text += f" with n = {total['n']}, too few seeds for the rule"
+    text = f"{place}: {TOGETHER} change top-1 by {total['difference']:+.1f} points, the gap to softmax by "
+    text += f"{total['gap']:+.1f}"
+    if total["explains"] == UNDERPOWERED:
+        text += f" with n = {len(total['gap_by_seed'])}, too few seeds for the rule"
     elif total["explains"] == NOT:
         text += ", by the rule no failure: the replication's is not reproduced here"
     elif total["explains"] == UNDECIDED:
-        text += f" ({total['low']:+.1f} to {total['high']:+.1f}), which the rule leaves undecided"
+        text += f" plus and minus {total['gap_half']:.1f}, which the rule leaves undecided"
     else:
-        guilty = sorted((g for g in choices if g["explains"] == EXPLAINS), key=lambda g: float(g["difference"]))
+        guilty = sorted((g for g in choices if g["explains"] == EXPLAINS), key=lambda g: float(g["gap"]))
         parts = [f"{g['choice']} ({g['share']:.0f} % of it alone)" for g in guilty]
         innocent = [g["choice"] for g in choices if g["explains"] == NOT]
         unknown = [name for name in CHOICES if name not in [g["choice"] for g in guilty] + innocent]
         text += f"; by the rule this is explained in part by {', '.join(parts) or 'no single choice'}"
         text += f", not by {', '.join(innocent)}" if innocent else ""
         text += f"; not decided: {', '.join(unknown)}" if unknown else ""
-    return f"{text}. {_gap_sentence(total, groups)}"
+    return f"{text}. {_left_out_sentence(total, groups)}{_gap_sentence(total, groups)}"
+
+
+def _left_out_sentence(total: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> str:
+    """What each choice's absence from all of them brings back, the largest first."""
+    left_out = [g for g in groups if g["role"] == "replication, all but one" and _together(g, groups) is total]
+    left_out.sort(key=lambda g: -float(g["back"]))
+    parts = [
+        f"{g['choice'].removeprefix(ALL_BUT)} {g['back']:+.1f}"
+        + (f" (± {g['back_half']:.1f})" if math.isfinite(g["back_half"]) else "")
+        for g in left_out
+    ]
+    return f"Left out of all five, a choice brings back: {', '.join(parts)} points. " if parts else ""
 
 
 def _gap_sentence(total: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> str:
     """How far the Laplacian kind lies from softmax, with the defaults, with all choices, and in the replication."""
-    place = (total["dataset"], total["recipe"], size_of(total["model"]))
-    beside = [g for g in groups if (g["dataset"], g["recipe"], size_of(g["model"])) == place]
-    softmax = [g for g in beside if g["attention"] == "softmax"]
+    softmax = _softmax_beside(total, groups)
     plain = next((g for g in softmax if not g["options"]), None)
     if plain is None:
         return ""

@@ -88,8 +88,8 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
 
 def _non_finite(frame: "pd.DataFrame", models: Sequence[str]) -> int:
     """How many layers' scores of these models are left out of the means."""
-    means = (mean_over_layers(frame, control).set_index("model")["non_finite"] for control in SCORES)
-    return sum(int(counts.reindex(models).fillna(0).sum()) for counts in means)
+    means = [mean_over_layers(frame, control) for control in SCORES]
+    return sum(int(mean.loc[mean["model"].isin(list(models)), "non_finite"].sum()) for mean in means)
 
 
 def _shape(frame: "pd.DataFrame") -> dict[str, Any]:
