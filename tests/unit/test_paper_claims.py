@@ -810,6 +810,14 @@ def test_rank_collapse_needs_ten_times_in_four_of_five_seeds(factor, outcome):
         ]
 
     assert DECISIONS["rank_collapse"](frame(*rows(5))).outcome is outcome
+    kept = [
+        {"metric": "layers_kept", "form": form, "seed": seed, "phase": "wide 16", "value": float(value + seed)}
+        for seed in range(5)
+        for form, value in (("euclidean", 3), ("constant", 4), ("heterogeneous", 7))
+    ]
+    beside = DECISIONS["rank_collapse"](frame(*rows(5), *kept))
+    assert beside.outcome is outcome
+    assert "wide 16: tokens stay apart +3.0 (± 0.0) layers longer" in beside.reason
     with pytest.raises(Lacking, match="4 seeds of at least 5"):
         DECISIONS["rank_collapse"](frame(*rows(4)))
     with pytest.raises(Lacking, match="not every metric has been measured with every seed"):

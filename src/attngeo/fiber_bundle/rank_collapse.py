@@ -16,6 +16,7 @@ from attngeo.training.seeding import generator
 RESIDUAL_FLOOR = 1e-12
 
 
+KEPT = 1e-6  # a relative residual from which on tokens count as different
 # At the usual start queries and keys are so short that attention is next to uniform, and metrics next to equal: stacks
 # collapse whatever their attention. So they are looked at with longer ones, and with metrics that differ, too.
 WIDE = (8.0, 16.0)  # times the usual weights: scores of standard deviation about 1 and 3

@@ -8,7 +8,7 @@ from typing import Any
 
 from attngeo.config import Preset
 from attngeo.fiber_bundle import tasks
-from attngeo.fiber_bundle.rank_collapse import RESIDUAL_FLOOR, WIDE, by_depth, cubic_bound, widen
+from attngeo.fiber_bundle.rank_collapse import KEPT, RESIDUAL_FLOOR, WIDE, by_depth, cubic_bound, widen
 from attngeo.fiber_bundle.tasks import Shape
 from attngeo.fiber_bundle.training import Trained, train
 from attngeo.jobs.analysis import keep
@@ -65,7 +65,8 @@ def rank_collapse(preset: Preset, seed: int, code_digest: str, *, threads: int) 
                 }
             )
             lines.append(f"{wiring}, {form}: {_last_residuals(found)}; {trained.loss:.3f} nats")
-    frame = pd.DataFrame([*rows, *_bound(rows, settings.depth, seed), *_last_layers(rows, settings.depth)])
+    more = [*_bound(rows, settings.depth, seed), *_last_layers(rows, settings.depth), *_layers_kept(rows)]
+    frame = pd.DataFrame([*rows, *more])
     keep(
         preset,
         frame,
@@ -103,6 +104,19 @@ def _last_layers(rows: Iterable[dict[str, Any]], depth: int) -> list[dict[str, A
         {**row, "metric": "last_layer_relative_residual", "value": max(row["value"], RESIDUAL_FLOOR)}
         for row in rows
         if row["metric"] == "relative_residual" and row["depth"] == depth and row["wiring"] == "pure"
+    ]
+
+
+def _layers_kept(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metric `layers_kept` of stacks of attention alone: behind how many layers the residual is at least `KEPT`."""
+    counts: dict[tuple[str, str, int], int] = {}
+    for row in rows:
+        if row["metric"] == "relative_residual" and row["wiring"] == "pure" and row["depth"]:
+            key = (row["form"], row["phase"], row["seed"])
+            counts[key] = counts.get(key, 0) + (row["value"] >= KEPT)
+    return [
+        {"metric": "layers_kept", "wiring": "pure", "form": form, "phase": phase, "seed": seed, "value": count, "n": 1}
+        for (form, phase, seed), count in counts.items()
     ]
 
 
