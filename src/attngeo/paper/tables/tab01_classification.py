@@ -68,9 +68,9 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         "many images of the validation set (images). MACs (ours) count "
         "convolutions, linear layers and products with tokens; the next column adds distances, the solver, Nystrom "
         "statistics and metric inversions; the published counting rule is unknown. The data sets and the scale differ "
-        "from ImageNet's: compare within one data set only. Ours differ in more than the kernel: the Gaussian kind "
-        "follows SOFT, without whitening and local convolution; the Riemannian one also changes the feed-forward and "
-        "has more parameters. "
+        "from ImageNet's: compare within one data set only. Ours differ in more than the kernel: the Laplacian kind "
+        "whitens its rows and adds a local convolution of its values, softmax and Gaussian have neither; the "
+        "Riemannian one also changes the feed-forward and has more parameters. "
         f"{_rates_sentence(finals)} "
         f"{_replication_sentence()} "
         f"{made_from(preset_name(inputs), finals)}" + non_finite_sentence(int(ours["non_finite"].sum()))
