@@ -179,6 +179,7 @@ def test_what_leaving_a_choice_out_brings_back_is_paired_by_seed(folder: Path) -
     # With the defaults' initialisation softmax is a point lower, so that the gap is a point better.
     assert left_out.loc[init, "brings back"] == pytest.approx((-1.0 - 1.1 - 0.9) / 3 + 1.0, abs=1e-9)
     assert "Left out of all five, a choice brings back: separate queries" in table.caption
+    assert "needed for it by the same rule: separate queries, keys and landmarks. " in table.caption
 
 
 def test_unlike_groups_are_named(folder: Path) -> None:

@@ -226,7 +226,15 @@ def _left_out_sentence(total: Mapping[str, Any], groups: Sequence[Mapping[str, A
         + (f" (± {g['back_half']:.1f})" if math.isfinite(g["back_half"]) else "")
         for g in left_out
     ]
-    return f"Left out of all five, a choice brings back: {', '.join(parts)} points. " if parts else ""
+    if not parts:
+        return ""
+    needed = [
+        g["choice"].removeprefix(ALL_BUT)
+        for g in left_out
+        if len(g["gap_by_seed"]) >= EXPLAINS_SEEDS and g["back"] > EXPLAINS_POINTS and g["back"] > g["back_half"]
+    ]
+    told = f"; needed for it by the same rule: {', '.join(needed) or 'none'}"
+    return f"Left out of all five, a choice brings back: {', '.join(parts)} points{told}. "
 
 
 def _gap_sentence(total: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> str:
