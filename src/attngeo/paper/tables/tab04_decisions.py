@@ -76,8 +76,9 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         f"whole interval, with at least {EXPLAINS_SEEDS} seeds; it does not (no) if the whole interval says less than "
         f"{EXPLAINS_POINTS:g} point; else it is undecided. share: gap change in per cent of that of {TOGETHER}; shares "
         f"need not add up to 100, since choices interact. brings back: the gap change of {TOGETHER} but one minus that "
-        f"of {TOGETHER}. Statistics of the batch are at evaluation those of the images evaluated at once. Five "
-        "iterations have the gradient of the exact inverse unless backward=loop is named. "
+        f"of {TOGETHER}. Changed when study's first runs had been seen: before, the difference itself was judged, and "
+        "nothing was left out of the five. Statistics of the batch are at evaluation those of the images evaluated at "
+        "once. Five iterations have the gradient of the exact inverse unless backward=loop is named. "
         f"{DIFFERENCE_RULE}{unlike_sentence(groups)}{_conclusion(groups)}{caption_end(inputs, finals)}"
     )
     frame = with_published(ours, _published())
