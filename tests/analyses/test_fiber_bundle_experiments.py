@@ -21,7 +21,14 @@ from attngeo.fiber_bundle import predictions, tasks
 from attngeo.fiber_bundle.geometry import dense_metrics, heterogeneity, measure
 from attngeo.fiber_bundle.gradients import gradient_errors
 from attngeo.fiber_bundle.predictions import CONTRADICTED, MET, OPEN, Evidence
-from attngeo.fiber_bundle.rank_collapse import by_depth, cubic_bound, effective_rank, relative_residual, widen
+from attngeo.fiber_bundle.rank_collapse import (
+    RESIDUAL_FLOOR,
+    by_depth,
+    cubic_bound,
+    effective_rank,
+    relative_residual,
+    widen,
+)
 from attngeo.fiber_bundle.recipe import TaskRecipe
 from attngeo.fiber_bundle.significance import paired_differences, student
 from attngeo.fiber_bundle.tasks import IGNORED, Shape
@@ -168,6 +175,12 @@ def test_residual_and_rank_of_known_tokens() -> None:
     assert float(relative_residual(orthogonal)) == pytest.approx(math.sqrt(4 / 5), abs=KNOWN_MATRIX_FLOAT64)
     assert float(relative_residual(torch.zeros(3, 2))) == 0
     assert float(relative_residual(3 * orthogonal)) == pytest.approx(float(relative_residual(orthogonal)))
+
+
+def test_the_ledger_knows_what_rounding_is_recorded_as() -> None:
+    from attngeo.paper.decisions.fiber_bundle import ROUNDING
+
+    assert ROUNDING == RESIDUAL_FLOOR
 
 
 def test_the_cubic_law_is_doubly_exponential() -> None:
