@@ -200,6 +200,18 @@ def mark_killed_runs(root: Path) -> None:
         print(f"warning: the tracking database could not be checked: {error}", file=sys.stderr)
 
 
+def send_unsent(root: Path, preset: str, environment: dict[str, str]) -> None:
+    """Send to MLflow what a killed run left: Snakemake does it itself, but not where nothing was to be done."""
+    from attngeo.tracking.journal import has_unsent
+
+    if not has_unsent(root, preset):
+        return
+    say("sending to MLflow what an earlier run left")
+    command = [sys.executable, "-m", "attngeo", "track", "sync", preset]
+    if subprocess.run(command, cwd=root, env=environment, check=False).returncode:
+        print(f"warning: MLflow lacks some of this run, `attngeo track sync {preset}` sends it", file=sys.stderr)
+
+
 def places(root: Path, preset: str) -> str:
     """What the run made and how to look at it: only what exists."""
     suffix = "" if preset == "demo" else f" PRESET={preset}"
@@ -247,6 +259,8 @@ def reproduce(root: Path, preset: str, cores: int, snakemake: Sequence[str]) -> 
             command = [*snakemake, "--cores", str(cores), "--rerun-incomplete", "all", *configuration]
             status = run_passing_signals(command, root, environment)
             mark_killed_runs(root)
+            if status == 0:
+                send_unsent(root, preset, environment)
     except RefusedError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_REFUSED

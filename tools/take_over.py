@@ -20,6 +20,7 @@ from snapshot import RECORD_FOLDERS
 from attngeo.config import Preset, load_preset
 from attngeo.errors import UserError
 from attngeo.files import path_aside
+from attngeo.jobs.planned import refuse_to_change
 from attngeo.jobs.stamps import stamp_names, stamp_path, write_stamps
 from attngeo.tracking.code_digest import read_stamp
 
@@ -85,6 +86,7 @@ def made_first(preset: Preset) -> list[str]:
 def take(root: Path, preset_name: str, cores: int) -> int:
     """Copy what can be taken into results/<preset>; the number of jobs taken."""
     preset = load_preset(root, preset_name)
+    refuse_to_change(preset)
     write_stamps(preset)
     digests = {name: read_stamp(stamp_path(preset, name))["digest"] for name, _ in stamp_names(preset)}
     snapshot = root / "docs" / "measured" / preset_name

@@ -14,7 +14,7 @@ from attngeo.files import explain_os_errors
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SCHEDULED = "SLURM_JOB_ID"
-_NO_GPU_REMEDY = "set resources.train.device: cpu in config.yaml, or where the command has it --device cpu"
+NO_GPU_REMEDY = "set resources.train.device: cpu in config.yaml, or where the command has it --device cpu"
 _held: dict[Path, int] = {}  # lock file -> its descriptor, released by the kernel when the process ends
 
 
@@ -55,7 +55,7 @@ def lease_gpu(*, wait_s: float = 3600.0, poll_s: float = 1.0) -> str:
     entries = visible_gpus()
     if not entries:
         seen = "this machine shows none" if given is None else f"{VISIBLE}={given!r} shows none"
-        raise UserError(f"the preset asks for a GPU and {seen}", _NO_GPU_REMEDY)
+        raise UserError(f"the preset asks for a GPU and {seen}", NO_GPU_REMEDY)
     if scheduled and len(entries) == 1:
         return entries[0]
     locks = _locks(entries, scheduled)
@@ -70,7 +70,8 @@ def lease_gpu(*, wait_s: float = 3600.0, poll_s: float = 1.0) -> str:
         if time.monotonic() >= deadline:
             raise UserError(
                 f"none of the GPUs {names} got free within {wait_s:.0f} s",
-                "end the other runs, or start fewer at once: snakemake --resources gpu=N",
+                "end the other runs, or start fewer at once: snakemake --resources gpu=N mem_mb=MB (name both: a "
+                "profile's limits do not hold beside it)",
             )
         if not told:
             print(f"waiting for one of the GPUs {names}", flush=True)

@@ -71,6 +71,7 @@ class Preset:
     finished_decoders: tuple[Model, ...] = ()
     vision_models: tuple[Model, ...] = ()
     fiber_task_runs: Mapping[str, object] = field(default_factory=dict)
+    fiber_rate_tasks: Sequence[str] = ()
     rank_collapse_seeds: tuple[int, ...] = ()
     figures: tuple[str, ...] = tuple(FIGURES)
     tables: tuple[str, ...] = tuple(TABLES)
@@ -319,11 +320,16 @@ def write_variational(
     orders: tuple[float, float] = (1.0, 4.0),
     variation_slopes: tuple[float, float] = (2.0, 1.0),
     shift_slope: float = 1.0,
+    euler_lagrange: float = 4.0,
+    softmax_obeys: bool = True,
     standard_error: float = 0.001,
     seeds: int = 10,
     nan: bool = False,
 ) -> Path:
-    """Variational records; `orders` are those of Euler and RK4 in the energy-dissipation balance."""
+    """Variational records; `orders` are those of Euler and RK4 in the energy-dissipation balance.
+
+    Softmax-normalised attention does as the gradient flow, or violates every law.
+    """
     rows = []
 
     def series(check: str, method: str, control: str, quantity: str, slope: float, expected: float) -> None:
@@ -344,9 +350,15 @@ def write_variational(
         expected = 1.0 if method == "projected_euler" else 4.0
         series("energy_dissipation", method, "none", "relative_imbalance", order, expected)
         series("energy_dissipation", method, "one_over_n", "relative_imbalance", 0.0, 0.0)
-    series("euler_lagrange", "projected_rk4+5_points", "none", "relative_residual", 4.0, 4.0)
+        softmax = order if softmax_obeys else 0.0
+        series("energy_dissipation", method, "softmax_normalised", "relative_imbalance", softmax, 0.0)
+    residuals = (euler_lagrange, euler_lagrange if softmax_obeys else 0.0)
+    series("euler_lagrange", "projected_rk4+5_points", "none", "relative_residual", residuals[0], 4.0)
+    series("euler_lagrange", "projected_rk4+5_points", "softmax_normalised", "relative_residual", residuals[1], 0.0)
     series("euler_lagrange", "projected_rk4+5_points", "one_over_n", "relative_residual", 0.0, 0.0)
     series("first_variation", "flow_path", "none", "action_change", variation_slopes[0], 2.0)
+    along_softmax = variation_slopes[0] if softmax_obeys else 1.0
+    series("first_variation", "flow_path", "softmax_normalised", "action_change", along_softmax, 1.0)
     series("first_variation", "generic_path", "none", "action_change", variation_slopes[1], 1.0)
     series("minimiser_shift", "newton", "none", "shift", shift_slope, 1.0)
     series("minimiser_shift_predicted", "newton", "none", "error", 1.0, 1.0)
@@ -443,11 +455,12 @@ def write_attention_distance(
     excess: tuple[float, ...] = (0.02, 0.02, 0.02),
     half: float = 0.005,
     images: int = 32,
+    reversed_at: float | None = None,
     nan: bool = False,
 ) -> Path:
     """Attention by distance on invented feature sets; `excess` holds the ledger's number of each, `half` its interval.
 
-    Noise does as the features do, and so do they at every mean similarity but the largest, where the sign is reversed.
+    Noise does as the features do, and so do they at every mean similarity but `reversed_at`, where the sign is turned.
     """
     rows: list[dict[str, object]] = []
     for index, found in enumerate(excess):
@@ -464,7 +477,8 @@ def write_attention_distance(
                 labels = shared | interval | {"control": control, "scale": scale, "matched_at": level}
                 for partition in ("l2", "l1"):
                     case = labels | {"partition": partition}
-                    rows.append(case | {"metric": "middle_mass_difference", "value": -found if level == 0.8 else found})
+                    difference = -found if level and level == reversed_at else found
+                    rows.append(case | {"metric": "middle_mass_difference", "value": difference})
                     for kernel in ("laplacian", "gaussian"):
                         for tercile, mass in (("near", 0.5), ("middle", 0.3), ("far", 0.2)):
                             of = {"kernel": kernel, "tercile": tercile, "value": mass}

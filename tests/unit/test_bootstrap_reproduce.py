@@ -422,3 +422,24 @@ def test_an_interrupt_ends_everything_without_setpriv_too(
     command.send_signal(signal.SIGINT)
     assert command.wait(15) == 130
     assert still_running(descendants, 0.5) == []
+
+
+def test_what_a_killed_run_left_unsent_is_sent_where_nothing_was_to_be_done(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project}/store.db")
+    unsent = project / "results/demo/.tracking/unsent"
+    unsent.parent.mkdir(parents=True)
+    unsent.touch()
+    (project / "then").write_text("sys.exit(1)")
+    assert reproduce(project) == 1
+    assert unsent.exists(), "Snakemake itself sends at the end of a run that failed"
+    (project / "then").write_text("")
+    assert reproduce(project) == 0
+    assert not unsent.exists()
+    assert "0 left for later" in capfd.readouterr().out
+    unsent.touch()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert reproduce(project) == 0
+    assert unsent.exists()
+    assert "`attngeo track sync demo` sends it" in capfd.readouterr().err

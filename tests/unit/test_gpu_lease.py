@@ -9,8 +9,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+import torch
 
-from attngeo import gpu_lease
+from attngeo import cli, gpu_lease
+from attngeo.cli.common import use_device
 from attngeo.errors import UserError
 from attngeo.gpu_lease import SCHEDULED, VISIBLE, lease_gpu
 
@@ -145,3 +147,38 @@ def test_no_gpu_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> No
     show(monkeypatch, [])
     with pytest.raises(UserError, match="device: cpu"):
         impatient()
+
+
+@pytest.mark.parametrize(("cuda", "built"), [(None, "built without CUDA"), ("13.0", "built for CUDA 13.0")])
+def test_a_gpu_that_torch_cannot_use_is_an_error_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, built: str
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=rf"{built}[\s\S]*TORCH_INDEX[\s\S]*device: cpu"):
+        use_device("cuda", torch.get_num_threads())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    use_device("cuda", torch.get_num_threads())
+    assert os.environ[VISIBLE] == "0"
+
+
+def test_a_gpu_without_memory_is_two_lines_and_every_other_error_is_raised(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(error: Exception) -> None:
+        def app() -> None:
+            raise error
+
+        monkeypatch.setattr(cli, "app", app)
+
+    failing(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "attngeo: error: the GPU has too little memory: CUDA out of memory. Tried to allocate 2.00 GiB."
+    for key in ("accumulation", "activation_checkpointing", "batch_size", "processes", "--batch-size"):
+        assert key in told[1]
+    failing(RuntimeError("shapes differ"))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        cli.main()

@@ -23,7 +23,21 @@ def test_everything_that_a_preset_uses_has_a_licence(name: str) -> None:
         assert used.origin
         if used.licence not in (licences.OF_THE_OWNER, licences.ON_THE_HUB, "public domain"):
             assert used.licence == embedded.sources()[used.name].licence
-    assert ("texts" in found) == bool(preset.language_models or preset.decoder_models)
+    tasks = preset.fiber_bundle.tasks if preset.fiber_bundle else ()
+    assert ("texts" in found) == bool(preset.language_models or preset.decoder_models or "characters" in tasks)
+    assert {"fashion-mnist"} & {*tasks} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "licence"),
+    [("characters", "texts", "public domain"), ("fashion-mnist", "fashion-mnist", "MIT"), ("copy", None, "")],
+)
+def test_what_the_tasks_of_the_fiber_bundle_read_has_a_licence(task: str, name: str | None, licence: str) -> None:
+    preset = load_preset(ROOT, "tuning", {"fiber_bundle": {"tasks": {task: {"steps": 1}}}})
+    read = {used.name: used for used in licences.used(preset.model_copy(update={"datasets": {}}))}
+    assert set(read) == ({name} if name else set())
+    if name:
+        assert licence in read[name].licence
 
 
 def test_folders_and_the_hub_keep_the_licences_of_their_owners(tmp_path: Path) -> None:

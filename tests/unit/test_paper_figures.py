@@ -259,7 +259,7 @@ def test_caption_of_the_variational_figure_states_no_finding(tmp_path):
         for name, orders in (("good", (1.0, 4.0)), ("bad", (0.0, 0.0)))
     ]
     assert captions[0] == captions[1]
-    assert "(b) 4 (RK4), 1 (Euler), 0 (1/n flow)" in captions[0]
+    assert "(b) 4 (RK4), 1 (Euler), 0 (1/n flow, softmax flow)" in captions[0]
 
 
 def test_caption_of_the_injectivity_figure_says_whose_matrices_they_are(with_nan):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from attngeo.files import read_json, write_json
 from attngeo.paper import findings
 from attngeo.paper.findings import QUESTIONS, UNTESTED
 from attngeo.paper.tables import findings as table
@@ -21,19 +22,37 @@ def test_without_a_number_every_finding_is_untested(tmp_path):
     walk = paper_results.write_connection_walk(tmp_path / "demo", "only-one")
     found = by_claim([walk])
     assert [answer.question for answer in found.values()] == list(QUESTIONS.values())
-    assert found["P2.c"].answer.startswith(f"{UNTESTED}: no run")
+    assert found["P2.f"].answer.startswith(f"{UNTESTED}: no run")
     assert found["P4.e"].answer.startswith(f"{UNTESTED}: not run in preset demo")
     assert "1 sizes of one family" in found["P3.f"].answer
 
 
 def test_the_replication_is_answered_by_the_rule_of_table_4(tmp_path):
     paths = finals(paper_results.write_ablation(tmp_path / "study", paper_results.ABLATION))
-    answer = by_claim(paths)["P2.c"].answer
+    answer = by_claim(paths)["P2.f"].answer
     assert "all five together change top-1 by -10.2 points, the gap to softmax by -10.2; by the rule" in answer
     assert "by the rule this is explained in part by 5 solver" in answer
     some = {options: values for options, values in paper_results.ABLATION.items() if options != paper_results.ALL_FIVE}
     paths = finals(paper_results.write_ablation(tmp_path / "without", some))
-    assert by_claim(paths)["P2.c"].answer.startswith(UNTESTED)
+    assert by_claim(paths)["P2.f"].answer.startswith(UNTESTED)
+
+
+def test_what_was_measured_and_leaves_a_question_open_is_not_called_untested(tmp_path):
+    walks = paper_results.write_decoders(tmp_path / "study")
+    for walk in walks:
+        if "-s1-" in walk.name:
+            content = read_json(walk)
+            content["records"] = [
+                record | ({"value": -0.5 * record["value"]} if record["metric"] == "graph_change_trend" else {})
+                for record in content["records"]
+            ]
+            write_json(walk, content)
+    answer = by_claim(walks)["P3.f"]
+    assert answer.verdict == "partly"
+    assert "(by seed +1.00, -1.00)" in answer.answer
+    assert "untested" not in answer.answer
+    demo = paper_results.write_decoders(tmp_path / "demo")
+    assert by_claim(demo)["P3.f"].verdict == "indicated"
 
 
 @pytest.mark.parametrize(("sizes", "said"), [(3, True), (2, False)])

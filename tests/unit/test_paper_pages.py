@@ -37,6 +37,20 @@ class Page(HTMLParser):
         self.text += data
 
 
+def test_ledger_explains_every_verdict_and_colours_each_by_a_class_of_its_own(tmp_path):
+    for model in ("a", "bb"):
+        paper_results.write_connection_walk(tmp_path, model, excess=-0.02)
+    text = ledger.page(evaluate("demo", tmp_path))
+    page = Page(text)
+    for name in claims.VerdictName:
+        assert name.meaning in page.text
+        assert f".{name.replace(' ', '-')} {{" in text
+    badges = [value for tag, name, value in page.attributes if (tag, name) == ("span", "class") and "badge" in value]
+    assert len(badges) == len(claims.VerdictName) + len(claims.claims())
+    assert badges.count("badge indicated-against") == 2, "in the legend, and on P3.e"
+    assert "badge indicated against" not in text
+
+
 def test_page_is_self_contained_and_shows_every_claim(tmp_path):
     paper_results.write_variational(tmp_path)
     ledger.write_page("demo", tmp_path, tmp_path / "claims.html")

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from typer.testing import CliRunner
 
+from attngeo.cli import app
 from attngeo.errors import UserError
 from attngeo.files import json_line, write_json
 from attngeo.tracking import journal
 from attngeo.tracking.mlflow_run import MlflowObserver, init, log_job
 from attngeo.tracking.mlflow_store import client
+from attngeo.tracking.processes import this_process
 from attngeo.tracking.sync import presets_with_results, sync
 from tests.mlflow_server import free_port, serving
 
@@ -285,3 +288,54 @@ def draw(root: Path, figure: Path) -> None:
     tags = {"attngeo.kind": "figure", "attngeo.preset": "smoke", "attngeo.code_digest": "d2"}
     run_id = log_job(root, "Figures and tables", "fig2", params={}, metrics={}, artifacts=[figure], tags=tags)
     assert run_id is None
+
+
+def test_a_workflow_begins_without_its_server_and_not_without_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config/own").mkdir(parents=True)
+    (tmp_path / "config/own/config.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    answer = CliRunner().invoke(app, ["track", "init", "--report", "tracking.json"])
+    assert answer.exit_code == 0
+    assert "warning: the MLflow store http://127.0.0.1" in answer.stderr
+    assert "attngeo track sync" in answer.stderr
+    assert (tmp_path / "tracking.json").is_file()
+    (tmp_path / "no.db").mkdir()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/no.db")
+    refused = CliRunner().invoke(app, ["track", "init", "--report", "other.json"])
+    assert isinstance(refused.exception, UserError)
+    assert not (tmp_path / "other.json").exists()
+
+
+@pytest.mark.parametrize("what", ["training", "figure"])
+def test_a_pass_that_is_cut_off_leaves_runs_that_name_its_process_and_the_next_one_completes_them(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/first.db")
+    if what == "training":
+        Training(tmp_path, "cut", 0).whole(60.0)
+    else:
+        figure = tmp_path / "results/smoke/figures/cut.png"
+        figure.parent.mkdir(parents=True)
+        figure.write_bytes(b"drawn")
+        tags = {"attngeo.kind": "figure", "attngeo.preset": "smoke", "attngeo.code_digest": "d2"}
+        log_job(tmp_path, "Figures and tables", "cut", params={}, metrics={}, artifacts=[figure], tags=tags)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/second.db")
+    with monkeypatch.context() as interrupted:
+
+        def stop(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        for function in ("log_params", "record_job"):
+            interrupted.setattr(f"attngeo.tracking.sync.{function}", stop)
+        with pytest.raises(KeyboardInterrupt):
+            sync(tmp_path, ["smoke"])
+    left = named(tmp_path, "cut")
+    assert left.info.status == "RUNNING"
+    assert this_process().items() <= left.data.tags.items()
+    assert len(sync(tmp_path, ["smoke"]).lines) == 1
+    assert named(tmp_path, "cut").info.run_id == left.info.run_id, "it is found by its tags"
+    assert named(tmp_path, "cut").info.status == "FINISHED"
+    assert sync(tmp_path, ["smoke"]).lines == []

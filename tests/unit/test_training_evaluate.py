@@ -12,6 +12,7 @@ import timm
 import torch
 
 from attngeo.config import Preset, load_preset
+from attngeo.data import packing
 from attngeo.data.batches import open_batches
 from attngeo.data.packing import pack
 from attngeo.errors import UserError
@@ -22,6 +23,7 @@ from attngeo.jobs.evaluate import evaluate
 from attngeo.jobs.export import export_run
 from attngeo.models.export import load_exported
 from attngeo.paper import records
+from attngeo.tracking.provenance import device_name, provenance
 from attngeo.training.seeding import generator
 from tests.tolerances import EVALUATION_FLOAT64, EVALUATION_RENORMALISED
 from tests.unit.data_support import image_folder
@@ -240,3 +242,52 @@ def test_a_run_is_exported_with_its_classes_and_normalisation(preset: Preset, tm
     weights = safetensors.torch.load_file(preset.results / "runs/r/weights.safetensors")
     exported = load_exported(folder).state_dict()
     assert all(torch.equal(exported[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize(("split", "checked"), [(None, 12 + 3 * 3), ("train", 24 + 3 * 3), ("all", 36)])
+def test_of_an_image_folder_only_the_split_that_is_evaluated_is_checked_whole(
+    preset: Preset, root: Path, monkeypatch: pytest.MonkeyPatch, split: str | None, checked: int
+) -> None:
+    read: list[str] = []
+    examined = packing._check_image
+
+    def counted(path: str, max_resolution: int) -> packing.Outcome:
+        read.append(path)
+        return examined(path, max_resolution)
+
+    monkeypatch.setattr(packing, "_check_image", counted)
+    ((_, _, result),) = evaluate(preset, "r", str(root / "animals"), split=split, out=root / "out")
+    assert len(read) == checked
+    ((_, _, packed),) = evaluate(preset, "r", "animals", split=split, out=root / "out")
+    assert torch.equal(result.confusion, packed.confusion)
+    assert result.nll == pytest.approx(packed.nll, rel=EVALUATION_RENORMALISED)
+
+
+def test_several_workers_check_an_image_folder(preset: Preset, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    checking = packing.check_images
+
+    def watched(root: Path, files: Any, options: packing.PackOptions) -> Any:
+        asked.append(options.workers)
+        return checking(root, files, options)
+
+    monkeypatch.setattr(packing, "check_images", watched)
+    ((_, _, result),) = evaluate(preset, "r", str(root / "animals"), workers=2, out=root / "out")
+    assert (result.n, set(asked)) == (12, {2})
+
+
+def test_a_folder_that_lacks_a_split_is_refused_by_its_own_name(preset: Preset, tmp_path: Path) -> None:
+    (tmp_path / "val/ant").mkdir(parents=True)
+    with pytest.raises(UserError, match=f"{tmp_path} has val/ but no train/"):
+        evaluate(preset, "r", str(tmp_path))
+
+
+def test_a_record_names_the_device_that_it_was_measured_on(
+    preset: Preset, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((path, _, _),) = evaluate(preset, "r", "animals", out=root / "out")
+    origin = records.read_file(path).provenance
+    assert origin["device"].startswith("cpu ")
+    assert origin["settings"]["device"] == "cpu"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    assert provenance("d", device=device_name("cuda"))["device"] == "cuda NVIDIA H200"

@@ -181,7 +181,7 @@ def test_the_command_line_refuses_processes_that_nothing_planned_or_no_gpu_serve
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"planned for 1 processes and got 2.*\n.*--nproc_per_node 1 "):
         train("fashion-softmax-s0", preset="smoke", stamp=Path("planned.txt"))
-    monkeypatch.setenv("ATTNGEO_OVERRIDES", json.dumps({"resources": {"train": {"device": "cuda"}}}))
+    monkeypatch.setenv("ATTNGEO_OVERRIDES", json.dumps({"resources": {"train": {"device": "cuda", "gpu": 1}}}))
     monkeypatch.setattr(gpu_lease, "visible_gpus", lambda: ["0"])
     with pytest.raises(UserError, match="torchrun started 2 processes and may use 1 GPU"):
         train("fashion-softmax-s0", preset="smoke")

@@ -51,3 +51,14 @@ def test_a_remedy_that_names_a_key_says_where_it_stands() -> None:
         raise UserError("too short", "lower window_tokens")
     with pytest.raises(UserError, match=r"remedy: buy more$"), keys_of(preset, "trajectories"):
         raise UserError("too little", "buy more")
+
+
+@pytest.mark.parametrize("analysis", ["injectivity", "attention-distance"])
+def test_a_preset_without_the_vision_model_is_refused_before_any_work(
+    analysis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    answer = CliRunner().invoke(app, ["analyze", analysis, "--preset", "tuning"])
+    assert isinstance(answer.exception, UserError)
+    key = analysis.replace("-", "_") + ".model"
+    assert f"config/tuning/config.yaml: key '{key}': 'dinov2-s' is not one of" in answer.exception.what

@@ -147,3 +147,28 @@ def test_a_full_disk_and_a_read_only_folder_are_explained_and_lose_nothing(finis
     results.rmdir()
     kept.rename(results)
     assert finished_copy.planned() == []
+
+
+def test_no_other_parse_changes_what_a_running_snakemake_planned_with(fresh: ProjectCopy) -> None:
+    """A kill -9 leaves the lock just as a run that goes on does."""
+    target = "snakemake --cores 1 --config preset=smoke -- results/smoke/analyses/variational.json"
+    shell = start(fresh, target)
+    wait_until(lambda: list((fresh.root / ".snakemake/locks").glob("*.input.lock")), 60, "the lock")
+    snakemake_in(fresh).kill()
+    shell.wait(timeout=60)
+    wait_until(lambda: not processes_in(fresh.root), 30, "every job to end")
+    stamp = fresh.root / "results/smoke/.code/variational.txt"
+    planned = stamp.read_text()
+    code = fresh.root / "src/attngeo/variational/sphere.py"
+    code.write_text(code.read_text() + "\n_CHANGED = 1\n")
+    dry_run = target.replace("snakemake", "snakemake -n", 1)
+    for command in (target, dry_run):
+        refused = fresh.run(command, check=False)
+        assert refused.returncode != 0
+        assert "behind variational changed" in refused.stdout + refused.stderr
+        assert "snakemake --unlock" in refused.stdout + refused.stderr
+        assert stamp.read_text() == planned
+    fresh.run("snakemake --unlock --config preset=smoke")
+    assert stamp.read_text() == planned
+    fresh.run(dry_run)
+    assert stamp.read_text() != planned

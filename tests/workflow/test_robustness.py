@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from attngeo.config import load_preset
 from tests.workflow.project_copy import ProjectCopy, copy_project
 from tests.workflow.test_interruption import mount_tmpfs
 
@@ -58,12 +59,18 @@ def test_a_job_asks_for_more_memory_and_time_at_each_attempt_and_computes_with_i
 ) -> None:
     failing = "echo threads $OMP_NUM_THREADS memory {resources.mem_mb} minutes {resources.runtime} >> asked; false #"
     edit_rule(fresh, "variational.smk", "attngeo analyze variational", failing)
-    target = "results/smoke/analyses/variational.json"
-    for cores in (1, 8):
+    edit_rule(fresh, "benchmark.smk", "attngeo benchmark tokens", failing.replace("$OMP_NUM_THREADS", "1"))
+    most = load_preset(fresh.root, "smoke").token_benchmark_mb
+    for cores, target, memory in (
+        (1, "analyses/variational.json", 1500),
+        (8, "analyses/variational.json", 1500),
+        (1, "benchmarks/tokens.json", most),
+    ):
         (fresh.root / "asked").unlink(missing_ok=True)
-        fresh.run(f"snakemake --cores {cores} --retries 2 --config preset=smoke -- {target}", check=False)
+        command = f"snakemake --cores {cores} --retries 2 --resources mem_mb=90000 gpu=1 --config preset=smoke"
+        fresh.run(f"{command} -- results/smoke/{target}", check=False)
         asked = (fresh.root / "asked").read_text().splitlines()
-        assert asked == [f"threads 1 memory {1500 * n} minutes {10 * n}" for n in (1, 2, 3)], f"{cores} cores"
+        assert asked == [f"threads 1 memory {memory * n} minutes {10 * n}" for n in (1, 2, 3)], f"{target}, {cores}"
 
 
 @needs_root

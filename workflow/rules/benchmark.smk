@@ -91,7 +91,7 @@ rule token_benchmark:
         "../../environment.yml"
     threads: asked("benchmark").threads
     resources:
-        **{**needs("benchmark"), "mem_mb": PRESET.token_benchmark_mb},
+        **needs("benchmark", mem_mb=PRESET.token_benchmark_mb),
     params:
         preset=PRESET.name,
     shell:

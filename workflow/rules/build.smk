@@ -7,9 +7,9 @@ rule extension:
         "results/logs/extension.log",
     conda:
         "../../environment.yml"
-    threads: asked("prepare").threads
+    # A compiler takes up to 2 GB; how many run at once the build finds out.
     resources:
-        **needs("prepare"),
+        **needs("draw", mem_mb=3000, runtime=240),
     shell:
         "attngeo build --report {output} > {log} 2>&1"
 
@@ -21,8 +21,7 @@ rule tracking_store:
         "results/logs/tracking_store.log",
     conda:
         "../../environment.yml"
-    threads: asked("prepare").threads
     resources:
-        **needs("prepare"),
+        **needs("draw"),
     shell:
         "attngeo track init --report {output} > {log} 2>&1"

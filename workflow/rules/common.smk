@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from attngeo.config import load_preset
 from attngeo.errors import UserError
+from attngeo.jobs.planned import refuse_to_change
 from attngeo.jobs.stamps import FIBER_IMAGES, write_stamps
 from attngeo.paper.targets import (
     PAGES,
@@ -24,7 +25,10 @@ from attngeo.tracking.journal import LATER, has_unsent
 try:
     OVERRIDES = {key: value for key, value in config.items() if key != "preset"}
     PRESET = load_preset(ROOT, config.get("preset", "demo"), OVERRIDES)
-    write_stamps(PRESET)
+    # The parses of single jobs, on a cluster, and of one that removes a lock plan nothing.
+    if workflow.is_main_process and "--unlock" not in sys.argv:
+        refuse_to_change(PRESET)
+        write_stamps(PRESET)
 except (UserError, SyntaxError, ValueError, OSError) as error:
     raise WorkflowError(str(error))
 
@@ -91,10 +95,10 @@ def in_processes(count):
     return "attngeo" if count == 1 else several
 
 
-def needs(stage):
-    """The resources of a rule: GPUs, and memory and minutes that grow with every attempt, since the last one may have
-    ended for want of them."""
-    resources = asked(stage)
+def needs(stage, **instead):
+    """The resources of a rule, the stage's but for those given: GPUs, and memory and minutes that grow with every
+    attempt, since the last one may have ended for want of them."""
+    resources = asked(stage).model_copy(update=instead)
 
     def growing(amount):
         return lambda wildcards, attempt: attempt * amount
@@ -135,6 +139,13 @@ def fiber_images():
     """The images of the Fiber Bundle Transformer's tasks, where the preset has one that needs them."""
     tasks = PRESET.fiber_bundle.tasks if PRESET.fiber_bundle else ()
     return [f"results/embedded/{FIBER_IMAGES}.json"] if FIBER_IMAGES in tasks else []
+
+
+def fiber_rates_of(wildcards):
+    """The rates tried on a task, where there are several; a later trial must not train everything again."""
+    task = PRESET.fiber_task_run(wildcards.name).task
+    tried = task in PRESET.fiber_rate_tasks
+    return [ancient(f"{RESULTS}/analyses/fiber_rates/{task}.json")] if tried else []
 
 
 def walked_inputs(wildcards):

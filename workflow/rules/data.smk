@@ -6,9 +6,9 @@ rule fetch:
     retries: 1
     conda:
         "../../environment.yml"
-    threads: asked("prepare").threads
+    # A package is converted in memory.
     resources:
-        **needs("prepare"),
+        **needs("draw", mem_mb=2000, runtime=240),
     shell:
         "attngeo fetch {wildcards.source} --report {output} > {log} 2>&1"
 

@@ -16,7 +16,7 @@ rule train_decoder:
         "../../environment.yml"
     threads: asked("train").threads
     resources:
-        **needs("train"),
+        **needs("train", gpu=min(1, asked("train").gpu)),
     params:
         preset=PRESET.name,
     shell:

@@ -1,43 +1,44 @@
-rule fiber_step_times:
+rule fiber_rates:
     input:
         ancient(TRACKING),
         fiber_images(),
-        code=stamp("fiber_step_times"),
+        code=stamp("fiber_rates/{task}"),
     output:
-        f"{RESULTS}/analyses/fiber_step_times.json",
+        f"{RESULTS}/analyses/fiber_rates/{{task}}.json",
     log:
-        f"{LOGS}/fiber_step_times.log",
+        f"{LOGS}/fiber_rates/{{task}}.log",
     conda:
         "../../environment.yml"
-    threads: asked("benchmark").threads
+    threads: asked("train").threads
     resources:
-        **needs("benchmark"),
+        **needs("train", gpu=0),
     params:
         preset=PRESET.name,
     shell:
-        "attngeo benchmark fiber-steps --preset {params.preset} --stamp {input.code} > {log} 2>&1"
+        "attngeo analyze fiber-rates {wildcards.task} --preset {params.preset} --stamp {input.code}"
+        " --threads {threads} > {log} 2>&1"
 
 
 rule fiber_task:
     input:
         ancient(TRACKING),
         fiber_images(),
-        # Measured once: a later measurement must not train everything again.
-        ancient(f"{RESULTS}/analyses/fiber_step_times.json"),
-        code=stamp("fiber_tasks/{task}"),
+        fiber_rates_of,
+        code=stamp("fiber_tasks/{name}"),
     output:
-        f"{RESULTS}/analyses/fiber_tasks/{{task}}.json",
+        f"{RESULTS}/analyses/fiber_tasks/{{name}}.json",
+        weights=directory(f"{RESULTS}/fiber_models/{{name}}"),
     log:
-        f"{LOGS}/fiber_tasks/{{task}}.log",
+        f"{LOGS}/fiber_tasks/{{name}}.log",
     conda:
         "../../environment.yml"
     threads: asked("train").threads
     resources:
-        **needs("train"),
+        **needs("train", gpu=0),
     params:
         preset=PRESET.name,
     shell:
-        "attngeo analyze fiber-task {wildcards.task} --preset {params.preset} --stamp {input.code}"
+        "attngeo analyze fiber-task {wildcards.name} --preset {params.preset} --stamp {input.code}"
         " --threads {threads} > {log} 2>&1"
 
 
@@ -53,7 +54,7 @@ rule rank_collapse:
         "../../environment.yml"
     threads: asked("train").threads
     resources:
-        **needs("train"),
+        **needs("train", gpu=0),
     params:
         preset=PRESET.name,
     shell:

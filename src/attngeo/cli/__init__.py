@@ -5,6 +5,7 @@ import sys
 import typer
 
 from attngeo.cli import analyze, benchmark, data, paper, track, train
+from attngeo.cli.common import gpu_memory_error
 from attngeo.errors import UserError
 
 app = typer.Typer(
@@ -40,5 +41,14 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        sys.stderr.write(f"attngeo: error: {error}\n")
-        sys.exit(2)
+        _end_with(error)
+    except RuntimeError as error:
+        told = gpu_memory_error(error)
+        if told is None:
+            raise
+        _end_with(told)
+
+
+def _end_with(error: UserError) -> None:
+    sys.stderr.write(f"attngeo: error: {error}\n")
+    sys.exit(2)

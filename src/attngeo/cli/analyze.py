@@ -195,6 +195,25 @@ def _analyze_trajectories(
         typer.echo(line)
 
 
+@app.command("fiber-rates")
+def analyze_fiber_rates(
+    name: Annotated[str, typer.Argument(help="A task of the preset's fiber_bundle.")],
+    preset: PresetOption = "demo",
+    stamp: StampOption = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Train every model on one task at each of the preset's learning rates; `fiber-task` takes the best of each."""
+    config = preset_of(preset)
+    if name not in config.fiber_rate_tasks:
+        known = ", ".join(config.fiber_rate_tasks) or "none: give fiber_bundle.rates several rates in its config.yaml"
+        raise UserError(f"preset {preset} chooses no rates on {name!r}", f"use one of: {known}")
+    digest, threads = begin_training(config, stamp, f"fiber_rates/{name}", threads)
+    from attngeo.jobs.fiber_tasks import choose_rates
+
+    for line in choose_rates(config, name, digest, threads=threads):
+        typer.echo(line)
+
+
 @app.command("fiber-task")
 def analyze_fiber_task(
     name: Annotated[str, typer.Argument(help="Task and seed, such as recall-s0; those of the preset's fiber_bundle.")],
@@ -204,7 +223,7 @@ def analyze_fiber_task(
 ) -> None:
     """Train the Fiber Bundle Transformer and its baselines on one task; started again after a kill, it goes on.
 
-    Equal steps and parameters (within 1 %) for all; once more at equal time, by `attngeo benchmark fiber-steps`.
+    Equal steps and parameters (within 1 %) for all; the full model once more, in the time that dot took beside it.
     """
     config = preset_of(preset)
     config.fiber_task_run(name)
@@ -254,6 +273,7 @@ def analyze_injectivity(
 ) -> None:
     """Rank of the attention matrix of each kernel on features of a pretrained vision transformer."""
     config = preset_of(preset)
+    config.vision_model("injectivity")
     digest = begin(config, stamp, "injectivity", threads)
     from attngeo.jobs.injectivity import injectivity
 
@@ -277,6 +297,7 @@ def analyze_attention_distance(
 ) -> None:
     """Attention of a Laplacian and a Gaussian kernel by distance, on queries and keys of vision models."""
     config = preset_of(preset)
+    config.vision_model("attention_distance")
     digest = begin(config, stamp, "attention_distance", threads)
     from attngeo.jobs.attention_distance import attention_distance
 

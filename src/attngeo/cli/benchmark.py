@@ -61,18 +61,6 @@ def benchmark_metric_costs(preset: PresetOption = "demo", stamp: StampOption = N
         typer.echo(line)
 
 
-@app.command("fiber-steps")
-def benchmark_fiber_steps(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
-    """Time a training step of every model on every task of fiber_bundle, in turn; one thread."""
-    config = preset_of(preset)
-    config.fiber_bundle_settings  # noqa: B018  refuses a preset without it
-    digest = begin(config, stamp, "fiber_step_times", threads=1)
-    from attngeo.jobs.fiber_tasks import step_times
-
-    for line in step_times(config, digest):
-        typer.echo(line)
-
-
 @app.command("gpu")
 def benchmark_gpu(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
     """Gather what `make gpu-check` measured on GPUs and left under docs/measured."""

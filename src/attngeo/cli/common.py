@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -87,6 +88,39 @@ def begin(preset: "Preset", planned: Path | None, job: str, threads: int | None)
     digest = digest_of(preset, planned, job)
     use_threads(threads or preset.resources.analyze.threads)
     return digest
+
+
+def use_device(device: str, threads: int) -> None:
+    """Compute with that many threads, and on "cuda" with a GPU of this process's own; UserError where torch cannot."""
+    if device != "cuda":
+        use_threads(threads)
+        return
+    from attngeo.gpu_lease import NO_GPU_REMEDY, lease_gpu
+
+    lease_gpu()  # before torch is imported
+    use_threads(threads)
+    import torch
+
+    if not torch.cuda.is_available():
+        built = f"it was built for CUDA {torch.version.cuda}" if torch.version.cuda else "it was built without CUDA"
+        raise UserError(
+            f"torch {torch.__version__} cannot use this machine's GPU: {built}",
+            "install a build that the driver supports, make env TORCH_INDEX=URL (`attngeo doctor` says what is here); "
+            f"or {NO_GPU_REMEDY}",
+        )
+
+
+def gpu_memory_error(error: BaseException) -> UserError | None:
+    """What to tell of a GPU that has too little memory; None of any other error."""
+    torch = sys.modules.get("torch")  # who never imported it has no such error
+    if torch is None or not isinstance(error, torch.OutOfMemoryError):
+        return None
+    return UserError(
+        f"the GPU has too little memory: {str(error).strip().splitlines()[0]}",
+        "hold less at a time: for a training, in config/recipes, accumulation: 2 or more, activation_checkpointing: "
+        "true or a smaller batch_size, or resources.train.gpu and processes for several GPUs in config.yaml; for our "
+        "decoders a smaller batch_tokens; for attngeo evaluate a smaller --batch-size",
+    )
 
 
 def begin_training(config: "Preset", stamp: Path | None, job: str, threads: int | None) -> tuple[str, int]:

@@ -44,7 +44,7 @@ def ledger(preset: PresetOption = "demo", stamp: StampOption = None) -> None:
     config = preset_of(preset)
     require_writable(config)
     for verdict in judge(config):
-        typer.echo(f"{verdict.claim.id:6} {verdict.verdict:10} {verdict.reason}")
+        typer.echo(f"{verdict.claim.id:6} {verdict.verdict:17} {verdict.reason}")
     for path in draw(config, "claims", digest_of(config, stamp, "paper/claims")):
         typer.echo(path)
 

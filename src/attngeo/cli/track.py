@@ -1,6 +1,7 @@
 """Commands: the MLflow store."""
 
-from typing import TYPE_CHECKING, Annotated, Optional
+import sys
+from typing import Annotated, Optional
 
 import typer
 
@@ -8,23 +9,28 @@ from attngeo.cli.common import ReportOption, project_root
 from attngeo.errors import UserError
 from attngeo.files import write_json
 
-if TYPE_CHECKING:
-    pass
-
 app = typer.Typer(help="The MLflow store behind the comparison of runs.", no_args_is_help=True)
 
 
 @app.command("init")
 def track_init(report: ReportOption = None) -> None:
-    """Create or migrate the tracking store and its experiments."""
+    """Create or migrate the tracking store and its experiments; a server that cannot be had now is a warning.
+
+    Whatever records there later makes them itself.
+    """
     from attngeo.tracking import mlflow_run
-    from attngeo.tracking.mlflow_store import explain_troubles
+    from attngeo.tracking.mlflow_store import database, explain_troubles
 
     root = project_root()
-    with explain_troubles(
-        root, "run the same command again; `attngeo track sync` sends to a server what a file recorded"
-    ):
-        mlflow_run.init(root)
+    is_file = database(root) is not None
+    then = "run the same command again" if is_file else "run `attngeo track sync`: it sends what that server lacks"
+    try:
+        with explain_troubles(root, then):
+            mlflow_run.init(root)
+    except UserError as error:
+        if is_file:
+            raise
+        sys.stderr.write(f"attngeo: warning: {error}\n")
     if report is not None:
         write_json(report, {"experiments": list(mlflow_run.EXPERIMENTS)})
 

@@ -5,7 +5,15 @@ from typing import Annotated, Optional
 
 import typer
 
-from attngeo.cli.common import PresetOption, StampOption, ThreadsOption, digest_of, preset_of, require_writable
+from attngeo.cli.common import (
+    PresetOption,
+    StampOption,
+    ThreadsOption,
+    digest_of,
+    preset_of,
+    require_writable,
+    use_device,
+)
 from attngeo.errors import UserError
 from attngeo.processors import use_threads
 
@@ -36,21 +44,20 @@ def train(
             f"start it with: torchrun --nproc_per_node {wanted.processes} -m attngeo train {run_id} --preset {preset}",
         )
     if wanted.device == "cuda":
-        from attngeo.gpu_lease import lease_gpu, visible_gpus
+        from attngeo.gpu_lease import visible_gpus
 
         if launched.local_size > len(visible_gpus()) > 0:
             raise UserError(
                 f"torchrun started {launched.local_size} processes and may use {len(visible_gpus())} GPUs",
                 f"start it with --nproc_per_node {len(visible_gpus())}",
             )
-        lease_gpu()
     planned = wanted.threads * wanted.processes
     if threads not in (None, planned):
         raise UserError(
             f"{run_id} is planned for {planned} threads and got {threads}: its bits would differ",
             f"give snakemake --cores {planned} or more, or set resources.train.threads in config.yaml",
         )
-    use_threads(wanted.threads)
+    use_device(wanted.device, wanted.threads)
     from attngeo.training.distributed import team
 
     with team(launched, wanted.device) as processes:
@@ -82,11 +89,7 @@ def train_decoder(
             f"{name} is planned for {wanted.threads} threads and got {threads}: its bits would differ",
             f"give snakemake --cores {wanted.threads} or more, or set resources.train.threads in config.yaml",
         )
-    if wanted.device == "cuda":
-        from attngeo.gpu_lease import lease_gpu
-
-        lease_gpu()
-    use_threads(wanted.threads)
+    use_device(wanted.device, wanted.threads)
     digest = digest_of(config, stamp, f"decoders/{name}")
     from attngeo.jobs.decoders import train_decoder as run_job
 
@@ -141,11 +144,7 @@ def evaluate(
     ):
         if value not in allowed:
             raise UserError(f"{option} is {value!r}", f"use {' or '.join(allowed)}")
-    if device == "cuda":
-        from attngeo.gpu_lease import lease_gpu
-
-        lease_gpu()
-    use_threads(threads or config.resources.train.threads)
+    use_device(device, threads or config.resources.train.threads)
     from attngeo.jobs.evaluate import evaluate as run_job
 
     for path, pixels, result in run_job(

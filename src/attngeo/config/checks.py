@@ -144,16 +144,12 @@ def with_targets(preset: Preset, given: Collection[str], file: str, sheet: str) 
                     f"{file}: key {key!r}: the preset has nothing to show in {name}",
                     f"let a run of {sheet} feed it, add models, or list the {key} without it",
                 )
-    vision_models = [model.id for model in preset.vision_models]
-    for name, key, model in (
-        ("fig1", "attention_distance.model", preset.attention_distance.model),
-        ("fig7", "injectivity.model", preset.injectivity.model),
-    ):
-        if name in preset.figures and model not in vision_models:
-            raise UserError(
-                f"{file}: key {key!r}: {model!r} is not one of the vision_models",
-                f"{allowed(vision_models) if vision_models else 'add it there'}; or list the figures without {name}",
-            )
+    for name, analysis in (("fig1", "attention_distance"), ("fig7", "injectivity")):
+        if name in preset.figures:
+            try:
+                preset.vision_model(analysis)
+            except UserError as error:
+                raise UserError(error.what, f"{error.remedy}; or list the figures without {name}") from None
     return preset
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from attngeo.config.benchmarks import BenchmarksConfig
-from attngeo.config.explain import validate
+from attngeo.config.explain import allowed, validate
 from attngeo.config.settings import (
     AttentionDistanceConfig,
     AttentionMapsConfig,
@@ -219,6 +219,17 @@ class Preset(PresetFile):
         """Steps that every training of our own decoders keeps."""
         return self.decoders.training.kept_steps if self.decoders else ()
 
+    def vision_model(self, analysis: str) -> LanguageModelConfig:
+        """The model that a key such as injectivity names as its `model`; UserError where it is no vision model."""
+        model_id = getattr(self, analysis).model
+        known = {model.id: model for model in self.vision_models}
+        if model_id not in known:
+            raise UserError(
+                f"config/{self.name}/config.yaml: key '{analysis}.model': {model_id!r} is not one of the vision_models",
+                allowed(list(known), model_id) if known else "add it there",
+            )
+        return known[model_id]
+
     @property
     def fiber_bundle_settings(self) -> FiberBundleConfig:
         """What is trained of the Fiber Bundle Transformer; UserError where nothing is."""
@@ -235,6 +246,12 @@ class Preset(PresetFile):
         found = self.fiber_bundle
         runs = [FiberTaskRun(task, seed) for task in found.tasks for seed in found.seeds] if found else []
         return {f"{run.task}-s{run.seed}": run for run in runs}
+
+    @property
+    def fiber_rate_tasks(self) -> tuple[str, ...]:
+        """Tasks on which the models' learning rates are chosen: all, where there are several rates."""
+        found = self.fiber_bundle
+        return tuple(found.tasks) if found and len(found.rates) > 1 else ()
 
     def fiber_task_run(self, name: str) -> FiberTaskRun:
         """The task and seed of that name; UserError naming those there are."""

@@ -125,8 +125,11 @@ class TrainResources(Resources):
 
     @model_validator(mode="after")
     def _a_gpu_for_each_process(self) -> "TrainResources":
-        if self.device == "cuda" and self.processes > max(self.gpu, 1):
-            raise ValueError(f"{self.processes} processes on GPUs need gpu: {self.processes}")
+        if self.device == "cuda" and self.gpu != self.processes:
+            raise ValueError(
+                f"device: cuda takes one GPU for each process, and gpu is {self.gpu} where processes is "
+                f"{self.processes}: set gpu: {self.processes}" + (f", or processes: {self.gpu}" if self.gpu else "")
+            )
         return self
 
 
@@ -205,7 +208,7 @@ class AttentionMapsConfig(Strict):
     shown: int = Field(2, ge=1, description="images of each data set that are drawn")
 
 
-FiberModel = Literal["dot", "more_heads", "euclidean", "constant", "heterogeneous", "fiber"]
+FiberModel = Literal["dot", "more_heads", "gated", "euclidean", "constant", "heterogeneous", "fiber"]
 FiberTaskName = Literal["copy", "sort", "recall", "characters", "fashion-mnist"]
 
 
@@ -255,8 +258,12 @@ class FiberBundleConfig(Strict):
     depth: int = Field(3, ge=1)
     heads: int = Field(4, ge=1)
     rank: int = Field(2, ge=1, description="of the metrics")
-    watches: int = Field(4, ge=1, description="parts of a training after which the geometry is measured")
-    lr: float = Field(2e-3, gt=0)
+    watches: int = Field(4, ge=1, description="parts of a training after which losses and geometry are measured")
+    rates: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (2e-3,),
+        min_length=1,
+        description="peak learning rates; of several each model has that with the lowest training loss of another seed",
+    )
     held_out: int = Field(256, ge=1, description="sequences or images that a model is tested on")
     collapse: RankCollapseConfig = RankCollapseConfig()
 
@@ -280,7 +287,7 @@ class FiberBundleConfig(Strict):
                 raise ValueError(f"{where} is {width}, which {by} does not divide: heads turn by four")
         return self
 
-    def recipe_of(self, task: str) -> TaskRecipe:
-        """How models are trained on a task of `tasks`."""
+    def recipe_of(self, task: str, rate: float) -> TaskRecipe:
+        """How models are trained on a task of `tasks` at a peak learning rate."""
         of_task = self.tasks[task]  # type: ignore[index]
-        return TaskRecipe(steps=of_task.steps, batch=of_task.batch, lr=self.lr, held_out=self.held_out)
+        return TaskRecipe(steps=of_task.steps, batch=of_task.batch, lr=rate, held_out=self.held_out)

@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 MET, OPEN, CONTRADICTED = 1.0, 0.0, -1.0
 MOST_RUNS = 0.8
 GROWS = 2.0  # the end is at least so many times the start
+# and at least so much: a metric's or a transport's difference from the others by a tenth; below a hundredth is nothing.
+DIFFERS, ALIKE = 0.1, 0.01
 TORSION = 1e-2
 NO_TORSION = 1e-3
 FLAT = 1e-6  # what a control that must vanish may be
 WELL_CONDITIONED = 1e4
 KEEPS_RANK = 10.0
-SOLVED = 0.01  # nats, below which a ratio of losses is noise
+SOLVED = 0.01  # nats, below which losses are noise
+GUESSING = 0.98  # of the loss of a guess: what is not below has learnt nothing of the task
 EQUAL_TIME = 0.1  # how far the times of two trainings may lie apart to be called equal
 
 
@@ -67,25 +70,27 @@ def _share(holds: list[bool], against: list[bool], finding: str, what: str) -> J
     return Judged(OPEN, len(holds), finding)
 
 
-def _grows(metric: str, control: str | None) -> Callable[[Evidence], Judged]:
-    """A number, mean over layers, that at the end of each run is at least twice that at the start."""
+def _grows(metric: str, control: str | None, parts: tuple[str, ...] = ()) -> Callable[[Evidence], Judged]:
+    """A number, mean over layers, that at the end of each run is at least twice that at the start, and not small."""
 
     def rule(evidence: Evidence) -> Judged:
         found = _rows(evidence.tasks, metric, model=SUBJECT, budget="steps")
         flat = float(_rows(found, metric, control=control)["value"].abs().max(skipna=False)) if control else 0.0
         lost = _diverged(evidence)
+        needed = "".join(f"; loss without {part}: {_added(evidence, part)} nats" for part in parts)
         ratios: list[float] = []
         ends: list[float] = []
         for run, values in _by_step(evidence, metric).items():
             if run in lost:
                 ratios.append(math.nan)
+                ends.append(math.nan)
             elif len(values) > 1:
                 ratios.append(values[-1] / values[0] if values[0] else math.inf)
                 ends.append(values[-1])
-        # The start is next to 0 by construction, so that the end by itself says more than the ratio.
         finding = f"end by start {_span(ratios)}, end {_span(ends)}" + (f", control {flat:.1e}" if control else "")
-        holds = [ratio >= GROWS and flat < FLAT for ratio in ratios]
-        return _share(holds, [ratio <= 1 for ratio in ratios], finding, "runs")
+        runs = list(zip(ratios, ends, strict=True))
+        holds = [ratio >= GROWS and end >= DIFFERS and flat < FLAT for ratio, end in runs]
+        return _share(holds, [ratio <= 1 or end < ALIKE for ratio, end in runs], finding + needed, "runs")
 
     return rule
 
@@ -97,6 +102,7 @@ def _torsion_grows(evidence: Evidence) -> Judged:
     lost = _diverged(evidence)
     ends = [math.nan if run in lost else values[-1] for run, values in _by_step(evidence, "torsion_proxy").items()]
     finding = f"at the end {_span(ends)}, control {symmetric:.1e}"
+    finding += f"; loss without transport: {_added(evidence, 'transport')} nats"
     holds = [end >= TORSION and symmetric < FLAT for end in ends]
     return _share(holds, [end < NO_TORSION for end in ends], finding, "runs")
 
@@ -121,43 +127,50 @@ def _sides(found: "pd.DataFrame") -> tuple[int, int]:
 
 
 def _lower_loss(against: str, budget: str = "steps") -> Callable[[Evidence], Judged]:
-    """A difference below 0 with its interval on most tasks and above 0 on none; the reverse contradicts."""
+    """A difference below 0 with its interval on most tasks and above 0 on none; the reverse contradicts.
+
+    Tasks that tell the two apart by nothing (`_uninformative`) or, at equal time, were not trained as long, are left
+    out. A training that diverged counts for neither side.
+    """
 
     def rule(evidence: Evidence) -> Judged:
         found = _rows(evidence.differences, "loss_difference", against=against, budget=budget)
         if not len(found):
             return Judged(OPEN, 0, "no tasks measured")
-        below, above = _sides(found)
-        finding = f"below 0 on {below}, above 0 on {above} of {len(found)} tasks"
+        left_out = _uninformative(evidence, against, budget)
+        if budget == "time":
+            left_out |= _unequal_time(evidence)
+        counted = found[~found["task"].isin(left_out)]
+        below, above = _sides(counted)
+        finding = f"below 0 on {below}, above 0 on {above} of {len(counted)} tasks"
+        if left_out:
+            finding += f" (left out: {', '.join(f'{task}, {why}' for task, why in sorted(left_out.items()))})"
         alone = _rows(evidence.differences, "metric_alone_difference", against=against)
         if len(alone):
             finding += ", metrics alone below 0 on {}, above 0 on {}".format(*_sides(alone))
-        if budget == "time" and (unequal := _unequal_time(evidence)):
-            return Judged(OPEN, len(found), f"{finding}; not at equal time: {unequal}")
-        if not bool(found["value"].map(math.isfinite).all()):
-            return Judged(OPEN, len(found), f"{finding}; a training diverged")
-        if not bool(found["spread"].map(math.isfinite).all()):
-            return Judged(OPEN, len(found), f"{finding}; one seed has no interval")
-        if 2 * below > len(found) and not above:
-            return Judged(MET, len(found), finding)
-        return Judged(CONTRADICTED if 2 * above > len(found) and not below else OPEN, len(found), finding)
+        if lost := int((~counted["value"].map(math.isfinite)).sum()):
+            finding += f"; on {lost} a training diverged"
+        elif not bool(counted["spread"].map(math.isfinite).all()):
+            return Judged(OPEN, len(counted), f"{finding}; one seed has no interval")
+        if 2 * below > len(counted) and not above:
+            return Judged(MET, len(counted), finding)
+        return Judged(CONTRADICTED if 2 * above > len(counted) and not below else OPEN, len(counted), finding)
 
     return rule
 
 
 def _recall_gains_most(evidence: Evidence) -> Judged:
-    losses = _rows(evidence.tasks, "task_loss", budget="steps")
+    losses = _rows(evidence.tasks, "loss_on_the_way", budget="steps")
     table = losses.pivot_table(index="seed", columns=["task", "model"], values="value")
     wanted = [(task, model) for task in ("recall", "characters") for model in (SUBJECT, "dot")]
     if any(pair not in table for pair in wanted):
         return Judged(OPEN, 0, "recall and characters have not both been trained on")
     ratios = {task: table[(task, SUBJECT)] / table[(task, "dot")] for task in ("recall", "characters")}
-    ratios["recall"] = ratios["recall"].where(table[("recall", "dot")] >= SOLVED)
     pairs = list(zip(ratios["recall"], ratios["characters"], strict=True))
     finding = ", ".join(f"{task} {_span(ratio.tolist())}" for task, ratio in ratios.items())
     finding += f" (recall, dot: {_span(table[('recall', 'dot')].tolist())} nats)"
     gains, behind = [ours < other for ours, other in pairs], [ours >= other for ours, other in pairs]
-    return _share(gains, behind, f"loss of fiber by that of dot: {finding}", "seeds")
+    return _share(gains, behind, f"loss on the way of fiber by that of dot: {finding}", "seeds")
 
 
 def _rank_survives_training(evidence: Evidence) -> Judged:
@@ -183,15 +196,40 @@ def _by_step(evidence: Evidence, metric: str) -> dict[tuple[str, int], list[floa
     }
 
 
-def _unequal_time(evidence: Evidence) -> str:
-    """Tasks on which the full model's training took another time than softmax's, mean over seeds; empty if none."""
+def _uninformative(evidence: Evidence, against: str, budget: str) -> dict[str, str]:
+    """Tasks that both models have solved, or on which neither does better than a guess, mean over seeds."""
+    losses, guesses = (_rows(evidence.tasks, metric) for metric in ("task_loss", "guess_loss"))
+    found = {}
+    for task in losses["task"].unique() if len(losses) else ():
+        pair = [
+            _rows(losses, "task_loss", task=task, model=model, budget=of)["value"].mean()
+            for model, of in ((SUBJECT, budget), (against, "steps"))
+        ]
+        guess = _rows(guesses, "guess_loss", task=task)["value"].mean()
+        if max(pair) < SOLVED:
+            found[str(task)] = "solved"
+        elif min(pair) > GUESSING * guess:
+            found[str(task)] = "no better than a guess"
+    return found
+
+
+def _added(evidence: Evidence, part: str) -> str:
+    """What the full model's loss rises by without a part of its geometry, by task, mean over seeds."""
+    found = _rows(evidence.tasks, "loss_without", model=SUBJECT, budget="steps", part=part)
+    if not len(found):
+        return "not measured"
+    return ", ".join(f"{task} {values.mean():+.3g}" for task, values in found.groupby("task", sort=True)["value"])
+
+
+def _unequal_time(evidence: Evidence) -> dict[str, str]:
+    """Tasks on which the full model's training took another time than softmax's, mean over seeds."""
     times = _rows(evidence.tasks, "processor_time")
     ratios = {}
     for task in times["task"].unique() if len(times) else ():
         ours = _rows(times, "processor_time", task=task, model=SUBJECT, budget="time")["value"].mean()
         theirs = _rows(times, "processor_time", task=task, model="dot", budget="steps")["value"].mean()
         ratios[str(task)] = float(ours / theirs)
-    return ", ".join(f"{task} {ratio:.2f}" for task, ratio in ratios.items() if not abs(ratio - 1) <= EQUAL_TIME)
+    return {t: f"{ratio:.2f} of the time" for t, ratio in ratios.items() if not abs(ratio - 1) <= EQUAL_TIME}
 
 
 def _diverged(evidence: Evidence) -> set[tuple[str, int]]:
@@ -219,7 +257,7 @@ def _span(values: list[float]) -> str:
 
 
 PREDICTIONS: dict[str, Callable[[Evidence], Judged]] = {
-    "metrics_differ": _grows("metric_heterogeneity", None),
+    "metrics_differ": _grows("metric_heterogeneity", None, ("attention metrics", "feed-forward metrics")),
     "curvature_grows": _grows("curvature_proxy", "flat"),
     "torsion_grows": _torsion_grows,
     "well_conditioned": _well_conditioned,

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SUBJECT = "fiber"
-BASELINES = ("dot", "more_heads", "constant")  # the first is the one whose time the budget "time" is
-# The full model differs from the constant metric in more than its metrics: these two differ in nothing else.
-ALONE, ALONE_AGAINST = "heterogeneous", "constant"
+BASELINES = ("dot", "more_heads", "gated", "constant")  # the first is the one whose time the budget "time" is
+# The full model differs from the others in more than its metrics; this one differs from constant in nothing else.
+ALONE, ALONE_AGAINST = "heterogeneous", ("constant", "dot")
 HALF_WIDTH = "half-width of the 95 % Student interval over seeds"
 
 
@@ -22,7 +22,8 @@ def paired_differences(losses: "pd.DataFrame") -> "pd.DataFrame":
     `losses` has a row a task, model, budget ("steps", "time") and seed, with `value` in nats; baselines are those of
     the budget "steps", and the budget "time" has one alone. Rows have value, n (seeds), spread (half the 95 % Student
     interval, NaN with one seed), p (two-sided paired t-test) and p_adjusted (Holm, over all rows); of a training that
-    diverged they are NaN. Rows of metric `metric_alone_difference`, without p, are `ALONE` minus `ALONE_AGAINST`.
+    diverged they are NaN. Rows of metric `metric_alone_difference`, without p, are `ALONE` minus each of
+    `ALONE_AGAINST`.
     """
     import pandas as pd
 
@@ -39,10 +40,11 @@ def paired_differences(losses: "pd.DataFrame") -> "pd.DataFrame":
     frame = frame.assign(p_adjusted=holm([float(p) for p in frame["p"]]))
     alone = []
     for task, group in losses[(losses["model"] == ALONE) & (losses["budget"] == "steps")].groupby("task", sort=True):
-        other = losses[(losses["task"] == task) & (losses["model"] == ALONE_AGAINST) & (losses["budget"] == "steps")]
-        if differences := _by_seed(group, other):
-            labels = {"metric": "metric_alone_difference", "task": task, "budget": "steps", "against": ALONE_AGAINST}
-            alone.append(labels | _numbers(differences))
+        for against in ALONE_AGAINST:
+            other = losses[(losses["task"] == task) & (losses["model"] == against) & (losses["budget"] == "steps")]
+            if differences := _by_seed(group, other):
+                labels = {"metric": "metric_alone_difference", "task": task, "budget": "steps", "against": against}
+                alone.append(labels | _numbers(differences))
     return pd.concat([frame, pd.DataFrame(alone)], ignore_index=True) if alone else frame
 
 

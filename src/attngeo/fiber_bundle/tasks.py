@@ -25,6 +25,7 @@ HOLD_OUT = 0.15  # of each text, its end, as for the decoders
 _IMAGE_PATCH = 4
 _IMAGE_CLASSES = 10
 _BYTES = 256
+_COUNTED = 2048  # sequences or images whose targets are counted for a guess
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,28 @@ def build(task: Task, variant: str) -> nn.Module:
     return task.model(variant, matched_hidden(lambda hidden: task.model(variant, hidden), reference))
 
 
+def guess(task: Task, count: int) -> float:
+    """Loss (nats) on what is held out of a model that binds nothing: what is left to learn when it is reached.
+
+    It knows how often every target occurs at its place; of `recall` that the answer is one of the values shown.
+    """
+    inputs, targets = task.held_out(count)
+    told = getattr(task, "guessed", None)
+    if told is not None:
+        return float(told(inputs, targets))
+    seen = task.batch(_COUNTED, generator(0, f"counted {task.name}"))[1].reshape(_COUNTED, -1)
+    targets = targets.reshape(len(targets), -1)
+    total, counted = 0.0, 0
+    for place in range(targets.shape[1]):
+        ours, theirs = (all_of[:, place][all_of[:, place] != IGNORED] for all_of in (seen, targets))
+        if len(theirs):
+            # One more of each class, so that one never counted does not cost everything.
+            times = torch.bincount(ours, minlength=int(torch.cat((ours, theirs)).max()) + 1).double() + 1
+            total -= (times / times.sum()).log()[theirs].sum().item()
+            counted += len(theirs)
+    return total / counted
+
+
 @dataclass(frozen=True)
 class Sequences:
     """A task of made-up symbols 0 .. symbols - 1 for a decoder; `make` gives inputs and targets from a generator."""
@@ -85,6 +108,7 @@ class Sequences:
     causal: bool = True
     wiring: Wiring = "skip_mlp"
     rotary: bool = True
+    guessed: Callable[[Tensor, Tensor], float] | None = None  # see `guess`, where places do not say enough
 
     def model(self, variant: str, hidden: int | None) -> nn.Module:
         """A decoder, or an encoder where the task is not causal."""
@@ -134,17 +158,18 @@ def sort_in_place(shape: Shape, wiring: Wiring = "skip_mlp") -> Sequences:
 
 
 def recall(shape: Shape) -> Sequences:
-    """Pairs of a key and a value, then the keys in another order: at each the value that went with it counts.
+    """Pairs of a key and a value, then as many keys drawn from them: at each the value that went with it counts.
 
-    `length` pairs of different keys; keys are the first half of the symbols, values the second. UserError is left to
-    the config: half the symbols must suffice for the keys.
+    `length` pairs of different keys; keys are the first half of the symbols, values the second. Each question is drawn
+    by itself: were every key asked once, the values not yet named would tell the rest. UserError is left to the config:
+    half the symbols must suffice for the keys.
     """
     keys = shape.symbols // 2
 
     def make(count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         order = torch.rand(count, keys, generator=draw).argsort(dim=1)[:, : shape.length]
         values = keys + torch.randint(shape.symbols - keys, (count, shape.length), generator=draw)
-        asked = torch.rand(count, shape.length, generator=draw).argsort(dim=1)
+        asked = torch.randint(shape.length, (count, shape.length), generator=draw)
         pairs = torch.stack((order, values), dim=2).flatten(1)
         questions = torch.stack((order.gather(1, asked), values.gather(1, asked)), dim=2).flatten(1)
         row = torch.cat((pairs, questions), dim=1)
@@ -153,7 +178,12 @@ def recall(shape: Shape) -> Sequences:
         targets[:, first::2] = row[:, first + 1 :: 2]
         return row[:, :-1], targets
 
-    return Sequences("recall", shape, shape.symbols, 4 * shape.length - 1, make)
+    def guessed(inputs: Tensor, targets: Tensor) -> float:
+        shown = inputs[:, 1 : 2 * shape.length : 2]
+        shares = (shown[:, None] == targets[:, 2 * shape.length :: 2, None]).double().mean(-1)
+        return -shares.log().mean().item()
+
+    return Sequences("recall", shape, shape.symbols, 4 * shape.length - 1, make, guessed=guessed)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -25,6 +26,19 @@ Rows = list[dict[str, Any]]
 Watch = Callable[[nn.Module, int], Rows]  # what a model and the number of its steps are measured by
 
 _TESTED_AT_ONCE = 64
+_ON_THE_WAY = 256  # of what is held out, tested at each watch
+
+
+@dataclass(frozen=True)
+class Point:
+    """Losses (nats) at a watch: mean over the training steps since the one before, and on a part of what is held out.
+
+    Before the first step there is no training loss (NaN).
+    """
+
+    step: int
+    training: float
+    held_out: float
 
 
 @dataclass
@@ -35,13 +49,15 @@ class Progress:
     processor_s: float = 0.0  # of the steps alone
     resumed: int = 0  # times
     diverged_at: int | None = None  # step whose loss or gradient was not finite: the training ends there
+    loss_sum: float = 0.0  # of the steps since the last watch
+    loss_count: int = 0
+    curve: list[Point] = field(default_factory=list)
     watched: Rows = field(default_factory=list)
-    watched_steps: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished training: the model as it is then, losses on what is held out, what it took, what was watched."""
+    """A finished training: the model as it is then, losses on what is held out and on the way, what it took."""
 
     model: nn.Module
     loss: float  # nats, mean over the targets that count; NaN if it diverged
@@ -51,7 +67,21 @@ class Trained:
     processor_s: float
     resumed: int
     finished: bool
+    curve: list[Point]
     watched: Rows
+
+    @property
+    def training_loss(self) -> float:
+        """Mean over the training steps behind the last watch but one (nats); NaN if it diverged."""
+        return self.curve[-1].training if self.finished else math.nan
+
+    @property
+    def loss_on_the_way(self) -> float:
+        """Mean held-out loss (nats) over the watches behind the start; NaN if it diverged.
+
+        Some tasks are learnt at once or not at all, so that the loss at the end is nothing or that of a guess.
+        """
+        return fmean(point.held_out for point in self.curve[1:]) if self.finished else math.nan
 
 
 def train(
@@ -70,10 +100,10 @@ def train(
     """Train the model that `make` builds, or go on with the training whose checkpoints are in `scratch`.
 
     Initial weights are drawn from `seed` and batches from (seed, step), so that models with one seed see the same
-    batches and an interruption changes nothing. `watch` is called before the first step, after each of `watch_at`
-    and after the last. The checkpoint of a finished training stays, so that a job of many trainings goes on with the
-    next; the caller removes `scratch`. A loss or a gradient that is not finite ends the training, which then counts as
-    not finished.
+    batches and an interruption changes nothing. Before the first step, after each of `watch_at` and after the last
+    losses are noted and `watch` is called. The checkpoint of a finished training stays, so that a job of many trainings
+    goes on with the next; the caller removes `scratch`. A loss or a gradient that is not finite ends the training,
+    which then counts as not finished.
 
     Raises UserError for a checkpoint of another identity (code digest, recipe, seed, threads, torch), Interrupted
     (status 128 + signal) after a signal.
@@ -92,7 +122,7 @@ def train(
         run = _Run(model, task, recipe, seed, scratch, whole)
         run.resume()
         while True:
-            if watch is not None and run.progress.diverged_at is None:
+            if run.progress.diverged_at is None:
                 run.watch(watch, watch_at)
             if run.is_over():
                 break
@@ -116,6 +146,7 @@ def train(
         processor_s=progress.processor_s,
         resumed=progress.resumed,
         finished=progress.diverged_at is None and math.isfinite(loss),
+        curve=progress.curve,
         watched=progress.watched,
     )
 
@@ -142,7 +173,8 @@ class _Run:
                 raise UserError(what, f"run with the former {key}, or delete that folder to start afresh")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.progress = Progress(**state["progress"])
+        progress = state["progress"]
+        self.progress = Progress(**(progress | {"curve": [Point(**point) for point in progress["curve"]]}))
         self.progress.resumed += 1
 
     def is_over(self) -> bool:
@@ -159,17 +191,22 @@ class _Run:
         loss, norm = update(self.model, self.optimizer, batch, recipe.clip_grad)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             progress.diverged_at = progress.step
+        progress.loss_sum += loss
+        progress.loss_count += 1
         progress.step += 1
         progress.processor_s += time.process_time() - started
 
-    def watch(self, watch: Watch, watch_at: Sequence[int]) -> None:
-        """Measure the model if this step asks for it and has not been measured."""
-        progress = self.progress
-        if progress.step in progress.watched_steps or progress.step not in {0, *watch_at, self.recipe.steps}:
+    def watch(self, watch: Watch | None, watch_at: Sequence[int]) -> None:
+        """Note losses and measure the model if this step asks for it and has not been measured."""
+        progress, step = self.progress, self.progress.step
+        if step not in {0, *watch_at, self.recipe.steps} or any(point.step == step for point in progress.curve):
             return
-        self.model.eval()
-        progress.watched += [{**row, "step": progress.step} for row in watch(self.model, progress.step)]
-        progress.watched_steps.append(progress.step)
+        training = progress.loss_sum / progress.loss_count if progress.loss_count else math.nan
+        held_out, *_ = evaluate(self.model, self.task, min(self.recipe.held_out, _ON_THE_WAY))
+        progress.curve.append(Point(step, training, held_out))
+        progress.loss_sum, progress.loss_count = 0.0, 0
+        if watch is not None:
+            progress.watched += [{**row, "step": step} for row in watch(self.model.eval(), step)]
 
     def save(self) -> None:
         """Write a checkpoint of this moment, which must lie between two steps."""

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from attngeo.config import Preset
 from attngeo.data import packing
 from attngeo.data.batches import Batches, open_batches
-from attngeo.data.folders import shown
+from attngeo.data.folders import scan, shown
 from attngeo.data.layout import BETON
 from attngeo.data.manifest import Manifest, manifest_path, read_manifest
 from attngeo.errors import UserError
@@ -27,11 +28,12 @@ from attngeo.models import registry  # noqa: F401  names the models to timm
 from attngeo.ops import backend
 from attngeo.paper import records
 from attngeo.paper.records import Record
-from attngeo.tracking.provenance import provenance
+from attngeo.tracking.provenance import device_name, provenance
 from attngeo.training.arithmetic import Arithmetic, Autocast
 
 FINAL, WEIGHTS = "final.json", "weights.safetensors"
 SPLITS = ("val", "train", "all")
+_STAND_INS = 3  # images of a class of the split that is not evaluated; one of them may be broken
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,8 @@ def evaluate(
     subject = _timm_checkpoint(Path(target), model) if model else finished_run(preset, target)
     arithmetic = Arithmetic(device, autocast)
     results = []
-    with _images(preset, data, subject) as (manifest, name, default_split):
+    with _images(preset, data, subject, split, workers) as (manifest, name, chosen):
         _check_classes(subject, manifest, name)
-        chosen = split or default_split
         for size in sizes or (subject.image_size,):
             backend.forget()
             built = arithmetic.place_model(subject.build(size))
@@ -132,6 +133,7 @@ def evaluate(
                 "classes_checked": subject.classes is not None,
                 "split_rule": manifest.raw["split_rule"],
                 "batch_size": batch_size,
+                "device": device,
                 **arithmetic.describe(),
                 "images": [batches.describe() for batches in opened],
                 "ran": backend.ran(),
@@ -209,11 +211,13 @@ def _timm_checkpoint(path: Path, model: str) -> Subject:
 
 
 @contextlib.contextmanager
-def _images(preset: Preset, data: str | None, subject: Subject) -> Iterator[tuple[Manifest, str, str]]:
-    """The packed set, its name, and the split to take unless another is asked for.
+def _images(
+    preset: Preset, data: str | None, subject: Subject, split: str | None, workers: int
+) -> Iterator[tuple[Manifest, str, str]]:
+    """The packed set, its name, and the split to take: the one asked for, or "val".
 
-    An image folder is listed for the duration of the block; without train/ and val/ all its images are meant, since
-    nothing says that some were trained on.
+    An image folder is listed for the duration of the block, and the images of that split are checked; without train/
+    and val/ all its images are meant, since nothing says that some were trained on.
     """
     if data is None:
         if subject.run_id is None:
@@ -221,28 +225,51 @@ def _images(preset: Preset, data: str | None, subject: Subject) -> Iterator[tupl
         yield (
             read_manifest(subject.weights_file.parents[2] / "data" / _dataset_of(subject)),
             _dataset_of(subject),
-            "val",
+            split or "val",
         )
         return
     if data in preset.datasets:
         folder = preset.results / "data" / data
         if not manifest_path(folder).is_file():
             raise UserError(f"dataset {data} is not packed yet", f"pack it: attngeo pack {data} --preset {preset.name}")
-        yield read_manifest(folder), data, "val"
+        yield read_manifest(folder), data, split or "val"
         return
     folder = Path(data).expanduser()
     if manifest_path(folder).is_file():
-        yield read_manifest(folder), shown(folder.absolute().name.removesuffix(BETON)), "val"
+        yield read_manifest(folder), shown(folder.absolute().name.removesuffix(BETON)), split or "val"
         return
     if not folder.is_dir():
         raise UserError(
             f"{data} is neither a folder nor a dataset of preset {preset.name}",
             f"datasets: {', '.join(preset.datasets)}",
         )
-    with tempfile.TemporaryDirectory() as listed:
-        manifest = read_manifest(packing.pack(folder, Path(listed), storage="folder"))
-        split = "val" if (folder / "val").is_dir() else "all"
-        yield manifest, shown(folder.absolute().name), split
+    with tempfile.TemporaryDirectory() as scratch:
+        has_splits = (folder / "val").is_dir()
+        chosen = split or ("val" if has_splits else "all")
+        looked_at = _view(folder, chosen, Path(scratch) / "view") if has_splits and chosen != "all" else folder
+        name = shown(folder.absolute().name)
+        listed = packing.pack(looked_at, Path(scratch) / "listed", storage="folder", workers=max(1, workers), name=name)
+        yield read_manifest(listed), name, chosen
+
+
+def _view(folder: Path, split: str, view: Path) -> Path:
+    """A folder of links to all of one split and to a few images of each class of the other: to check all takes hours.
+
+    The other must stay, since the classes are those of train/; what is odd about either is an error all the same.
+    """
+    for name, files in scan(folder).splits.items():
+        (view / name).parent.mkdir(parents=True, exist_ok=True)
+        if name == split:
+            (view / name).symlink_to((folder / name).absolute())
+            continue
+        seen: Counter[int] = Counter()
+        for file in files:
+            seen[file.label] += 1
+            if seen[file.label] <= _STAND_INS:
+                link = view / file.path
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to((folder / file.path).absolute())
+    return view
 
 
 def _dataset_of(subject: Subject) -> str:
@@ -340,7 +367,8 @@ def _write(
         if part.n
     ]
     code_digest = evaluation_digest(preset, subject.attention)
-    origin = provenance(code_digest, root=preset.root) | {"preset": preset.name, "settings": settings}
+    origin = provenance(code_digest, device=device_name(settings["device"]), root=preset.root)
+    origin |= {"preset": preset.name, "settings": settings}
     file = records.RecordFile(source=f"evaluation of {subject.name}", records=lines)
     records.write(path, file, provenance=origin)
     with write_aside(path.with_suffix(".confusion.csv")) as stream:

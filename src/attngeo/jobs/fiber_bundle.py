@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from attngeo.config import Preset
-from attngeo.errors import UserError
 from attngeo.fiber_bundle import predictions
 from attngeo.fiber_bundle.gradients import gradient_errors
 from attngeo.fiber_bundle.significance import paired_differences
@@ -23,7 +22,6 @@ def summary(preset: Preset, code_digest: str) -> list[str]:
     started = time.monotonic()
     settings = preset.fiber_bundle_settings
     trained = _read(preset, "fiber_tasks", preset.fiber_task_runs)
-    _require_equal_steps(trained)
     differences = paired_differences(trained[trained["metric"] == "task_loss"])
     evidence = predictions.Evidence(
         trained, differences, _read(preset, "rank_collapse", [f"s{seed}" for seed in preset.rank_collapse_seeds])
@@ -47,20 +45,6 @@ def summary(preset: Preset, code_digest: str) -> list[str]:
         )
     words = {predictions.MET: "met", predictions.OPEN: "open", predictions.CONTRADICTED: "contradicted"}
     return [f"{row['prediction']}: {words[row['value']]}; {row['finding']}" for row in judged]
-
-
-def _require_equal_steps(trained: "pd.DataFrame") -> None:
-    """UserError where seeds of one training were planned with other step times, and so with other numbers of steps."""
-    keys = ["task", "model", "budget"]
-    whole = trained[trained["metric"].isin(["training_finished", "baseline_finished"]) & (trained["value"] == 1)]
-    steps = trained[trained["metric"] == "steps"].merge(whole[[*keys, "seed"]], on=[*keys, "seed"])
-    for (task, model, budget), group in steps.groupby(keys):
-        counts = sorted({int(count) for count in group["value"]})
-        if len(counts) > 1:
-            raise UserError(
-                f"seeds of {model} on {task} (equal {budget}) took {counts} steps: step times were measured anew",
-                f"delete analyses/fiber_tasks/{task}-s*.json of the preset's results and run snakemake again",
-            )
 
 
 def _read(preset: Preset, folder: str, names: Iterable[str]) -> "pd.DataFrame":

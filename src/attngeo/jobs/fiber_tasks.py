@@ -1,118 +1,134 @@
-"""Jobs: the Fiber Bundle Transformer and its baselines on tasks, and how long their training steps take."""
+"""Jobs: the Fiber Bundle Transformer and its baselines on tasks, and which learning rate each of them gets."""
 
-import itertools
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 from torch import Tensor, nn
 
 from attngeo.config import Preset
+from attngeo.config.settings import FiberBundleConfig
 from attngeo.data import embedded, text
+from attngeo.errors import UserError
 from attngeo.evaluation.macs import count_macs
 from attngeo.evaluation.sequence_macs import count_sequence_macs
-from attngeo.evaluation.timing import Call, interleaved, processor_time
 from attngeo.fiber_bundle import tasks
 from attngeo.fiber_bundle.geometry import measure
+from attngeo.fiber_bundle.interventions import losses_without
 from attngeo.fiber_bundle.recipe import TaskRecipe
 from attngeo.fiber_bundle.tasks import Shape, Task
-from attngeo.fiber_bundle.training import Trained, optimizer_of, train, update
+from attngeo.fiber_bundle.training import Trained, train
+from attngeo.files import write_aside
 from attngeo.jobs.analysis import keep
 from attngeo.models.fiber_bundle import FiberViT
 from attngeo.paper import records
-from attngeo.training.seeding import derive_seed, generator, reproducible, seeded_globals
 
 EXPERIMENT = "Fiber bundle"
 SUBJECT = "fiber"
 REFERENCE = "dot"  # the model whose time the full one gets in the comparison at equal time
-STEP_TIMES = "analyses/fiber_step_times.json"
 MEASURED_SEQUENCES = 8
-
-_REPEATS = 20
-_SECONDS = 2.0
+RATES_SEED = 1_000_003  # no result has this seed
 
 
-def step_times(preset: Preset, code_digest: str) -> list[str]:
-    """Write analyses/fiber_step_times.json: processor time of a training step of every model on every task."""
+def choose_rates(preset: Preset, name: str, code_digest: str, *, threads: int) -> Iterator[str]:
+    """Write analyses/fiber_rates/<task>.json: the training loss of every model at every rate; a line a training.
+
+    The loss is the mean over the last part of the steps, of a seed that no result has: nothing held out is read.
+    """
     import pandas as pd
 
     started = time.monotonic()
     settings = preset.fiber_bundle_settings
+    task = _task(preset, name)
+    scratch = preset.results / ".scratch" / f"fiber-rates-{name}-{code_digest}"
     rows: list[dict[str, Any]] = []
-    lines = []
-    for name in settings.tasks:
-        task, recipe = _task(preset, name), settings.recipe_of(name)
-        with reproducible(1):  # as they are trained
-            steps: dict[str, Call] = {model: _step(task, model, recipe) for model in settings.models}
-            timings = interleaved(steps, processor_time, repeats=_REPEATS, seconds=_SECONDS)
-        for model, timing in timings.items():
-            rows.append(
-                {
-                    "metric": "step_time",
-                    "task": name,
-                    "model": model,
-                    "value": timing.minimum_ms,
-                    "unit": "ms",
-                    "n": timing.repeats,
-                    "spread": timing.spread_ms,
-                    "spread_kind": "median minus minimum over repeats",
-                }
+    for model in settings.models:
+        for rate in settings.rates:
+            recipe = settings.recipe_of(name, rate)
+            trained = train(
+                partial(tasks.build, task, model),
+                task,
+                recipe,
+                seed=RATES_SEED,
+                scratch=scratch / f"{model}-{rate:g}",
+                identity={"digest": code_digest, "model": model},
+                threads=threads,
+                watch_at=_watch_at(recipe, settings),
             )
-        lines.append(f"{name}: " + ", ".join(f"{model} {timings[model].minimum_ms:.1f} ms" for model in timings))
+            labels = {"metric": "training_loss", "task": name, "model": model, "rate": rate}
+            rows.append(labels | {"value": trained.training_loss, "unit": "nats", "n": 1})
+            yield f"{name}, {model} at {rate:g}: {trained.training_loss:.4f} nats in training"
+    frame = pd.DataFrame(rows)
     keep(
         preset,
-        pd.DataFrame(rows),
-        preset.results / STEP_TIMES,
+        frame,
+        preset.results / "analyses" / "fiber_rates" / f"{name}.json",
         experiment=EXPERIMENT,
-        name="step times on tasks",
+        name=f"rates of {name}",
         code_digest=code_digest,
-        params=settings.model_dump(mode="json"),
-        metrics={f"step_ms {row['task']} {row['model']}": row["value"] for row in rows},
+        params=settings.model_dump(mode="json") | {"task": name},
+        metrics={f"training_loss {row['model']} {row['rate']:g}": row["value"] for row in rows},
         started=started,
     )
-    return lines
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
-def train_on_task(preset: Preset, name: str, code_digest: str, *, threads: int) -> list[str]:
+def train_on_task(preset: Preset, name: str, code_digest: str, *, threads: int) -> Iterator[str]:
     """Write analyses/fiber_tasks/<task>-s<seed>.json: every model on one task with one seed; a line a training.
 
-    All models take the same number of steps; the full one is also trained with as many as fit into the time of
-    `REFERENCE`, by the step times measured before. Stopped, it goes on with the training that was under way.
+    All models take the same number of steps; the full one is also trained with as many as fit into the time that
+    `REFERENCE` took beside it. Weights are kept in fiber_models/<task>-s<seed>. Stopped, it goes on with the training
+    that was under way.
     """
     import pandas as pd
 
     started = time.monotonic()
     settings = preset.fiber_bundle_settings
     run = preset.fiber_task_run(name)
-    task, recipe = _task(preset, run.task), settings.recipe_of(run.task)
+    task = _task(preset, run.task)
+    rates = _rates(preset, run.task)
     scratch = preset.results / ".scratch" / f"fiber-{name}-{code_digest}"
-    budgets = [(model, "steps", recipe) for model in settings.models]
-    if SUBJECT in settings.models and REFERENCE in settings.models:
-        budgets.append((SUBJECT, "time", _in_time_of_reference(preset, run.task, recipe)))
     watched_inputs = task.held_out(MEASURED_SEQUENCES)[0]
     rows: list[dict[str, Any]] = []
-    lines = []
-    for model, budget, own in budgets:
+    took: dict[str, float] = {}  # seconds a step
+
+    def one(model: str, budget: str, recipe: TaskRecipe) -> str:
         watched = model == SUBJECT and budget == "steps"
         trained = train(
             partial(tasks.build, task, model),
             task,
-            own,
+            recipe,
             seed=run.seed,
             scratch=scratch / f"{model}-{budget}",
             identity={"digest": code_digest, "model": model},
             threads=threads,
             watch=(lambda live, step: measure(live, watched_inputs)) if watched else None,
-            watch_at=[own.steps * part // settings.watches for part in range(1, settings.watches)],
+            watch_at=_watch_at(recipe, settings),
         )
-        labels = {"task": run.task, "model": model, "budget": budget, "seed": run.seed}
-        rows += [labels | row for row in _outcomes(trained, task)]
-        lines.append(
-            f"{run.task}, {model} ({trained.steps} steps, {trained.processor_s:.0f} s): "
+        took[model] = trained.processor_s / trained.steps
+        _keep_weights(trained.model, preset.results / "fiber_models" / name / f"{model}-{budget}.safetensors")
+        found = _outcomes(trained, task, model, recipe)
+        if trained.finished:
+            found += losses_without(trained.model, task, recipe.held_out)
+        rows.extend({"task": run.task, "model": model, "budget": budget, "seed": run.seed} | row for row in found)
+        return (
+            f"{run.task}, {model} ({trained.steps} steps at equal {budget}, {trained.processor_s:.0f} s): "
             f"{trained.loss:.4f} nats, {trained.accuracy:.1f} %"
         )
+
+    for model in settings.models:
+        yield one(model, "steps", settings.recipe_of(run.task, rates[model]))
+    if SUBJECT in took and REFERENCE in took:
+        recipe = settings.recipe_of(run.task, rates[SUBJECT])
+        steps = max(1, round(recipe.steps * took[REFERENCE] / took[SUBJECT]))
+        yield one(SUBJECT, "time", replace(recipe, steps=min(recipe.steps, steps)))
+    floor = {"metric": "guess_loss", "task": run.task, "seed": run.seed, "n": settings.held_out, "unit": "nats"}
+    rows.append(floor | {"value": tasks.guess(task, settings.held_out)})
     keep(
         preset,
         pd.DataFrame(rows),
@@ -129,7 +145,6 @@ def train_on_task(preset: Preset, name: str, code_digest: str, *, threads: int) 
         started=started,
     )
     shutil.rmtree(scratch, ignore_errors=True)
-    return lines
 
 
 def _task(preset: Preset, name: str) -> Task:
@@ -143,43 +158,58 @@ def _task(preset: Preset, name: str) -> Task:
     return {"copy": tasks.copy, "sort": tasks.sort, "recall": tasks.recall}[name](shape)
 
 
-def _step(task: Task, variant: str, recipe: TaskRecipe) -> Call:
-    """A call that takes one training step of a new model, drawing its batch included."""
-    with seeded_globals(derive_seed(0, "timed model")):
-        model = tasks.build(task, variant).train()
-    optimizer, schedule = optimizer_of(model, recipe)
-    count = itertools.count()
-
-    def step() -> None:
-        number = next(count)
-        schedule.step_update(number % recipe.steps)
-        update(model, optimizer, task.batch(recipe.batch, generator(0, "timed batches", number)), recipe.clip_grad)
-
-    return step
+def _watch_at(recipe: TaskRecipe, settings: FiberBundleConfig) -> list[int]:
+    return [recipe.steps * part // settings.watches for part in range(1, settings.watches)]
 
 
-def _in_time_of_reference(preset: Preset, name: str, recipe: TaskRecipe) -> TaskRecipe:
-    """The recipe with as many steps as the full model takes in the time of the reference."""
-    times = records.read(preset.results / STEP_TIMES)
-    of_task = times[(times["metric"] == "step_time") & (times["task"] == name)].set_index("model")["value"]
-    steps = max(1, round(recipe.steps * float(of_task[REFERENCE] / of_task[SUBJECT])))
-    return replace(recipe, steps=min(recipe.steps, steps))
+def _rates(preset: Preset, task: str) -> dict[str, float]:
+    """The rate of every model: the only one, or that with the lowest training loss, of equals the lower."""
+    settings = preset.fiber_bundle_settings
+    if len(settings.rates) == 1:
+        return dict.fromkeys(settings.models, settings.rates[0])
+    path = preset.results / "analyses" / "fiber_rates" / f"{task}.json"
+    if not path.is_file():
+        raise UserError(
+            f"the learning rates of {task} have not been chosen: there is no {path}",
+            f"run: attngeo analyze fiber-rates {task} --preset {preset.name}",
+        )
+    found = records.read(path)
+    rates = {}
+    for model in settings.models:
+        tried = found[found["model"] == model].dropna(subset="value").sort_values(["value", "rate"])
+        if not len(tried):
+            raise UserError(f"{model} diverged on {task} at every rate", "give fiber_bundle lower rates")
+        rates[str(model)] = float(tried["rate"].iloc[0])
+    return rates
 
 
-def _outcomes(trained: Trained, task: Task) -> list[dict[str, Any]]:
-    """Loss, accuracy, cost and size of a training, and what was watched during it."""
-    finished = "training_finished" if trained.watched else "baseline_finished"
+def _keep_weights(model: nn.Module, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_aside(path, "wb") as stream:
+        stream.write(safetensors.torch.save({name: value.contiguous() for name, value in model.state_dict().items()}))
+
+
+def _outcomes(trained: Trained, task: Task, model: str, recipe: TaskRecipe) -> list[dict[str, Any]]:
+    """Loss, accuracy, cost and size of a training, its curve, and what was watched during it."""
+    finished = "training_finished" if model == SUBJECT else "baseline_finished"
     cost = _cost(trained.model, task)
     of_run: list[tuple[str, float, str, int]] = [
         ("task_loss", trained.loss, "nats", trained.tested),
         ("task_accuracy", trained.accuracy, "%", trained.tested),
+        ("loss_on_the_way", trained.loss_on_the_way, "nats", len(trained.curve) - 1),
         (finished, float(trained.finished), "", 1),
+        ("rate", recipe.lr, "", 1),
         ("steps", float(trained.steps), "", 1),
         ("processor_time", trained.processor_s, "s", trained.steps),
         ("parameters", float(cost["parameters"]), "", 1),
         ("gmac", cost["gmac_with_apart"], "10^9 multiply-accumulates", 1),
     ]
     rows = [{"metric": metric, "value": value, "unit": unit, "n": n} for metric, value, unit, n in of_run]
+    for point in trained.curve:
+        of_point = {"step": point.step, "unit": "nats", "n": 1}
+        rows.append(of_point | {"metric": "curve_held_out_loss", "value": point.held_out})
+        if point.step:  # before the first one there is no other
+            rows.append(of_point | {"metric": "curve_training_loss", "value": point.training})
     return rows + trained.watched
 
 

@@ -31,7 +31,9 @@ def used(preset: Preset) -> list[Used]:
     found += [_used(model.id, "vision model", model.source) for model in preset.vision_models]
     if preset.vision_models:
         found.append(_used(PHOTOGRAPHS, "images", "embedded"))
-    if preset.language_models or preset.decoder_models:
+    tasks = preset.fiber_bundle.tasks if preset.fiber_bundle else ()
+    found += [_used(task, "images", "embedded") for task in tasks if task in embedded.sources()]
+    if preset.language_models or preset.decoder_models or "characters" in tasks:
         found += list(_texts(preset.texts))
     return list(dict.fromkeys(found))
 

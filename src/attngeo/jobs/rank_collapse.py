@@ -2,27 +2,33 @@
 
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
+
+from torch import nn
 
 from attngeo.config import Preset
 from attngeo.fiber_bundle import tasks
 from attngeo.fiber_bundle.rank_collapse import KEPT, RESIDUAL_FLOOR, WIDE, by_depth, cubic_bound, widen
-from attngeo.fiber_bundle.tasks import Shape
-from attngeo.fiber_bundle.training import Trained, train
+from attngeo.fiber_bundle.tasks import Sequences, Shape
+from attngeo.fiber_bundle.training import Rows, train
 from attngeo.jobs.analysis import keep
 from attngeo.models.fiber_bundle import Wiring
 from attngeo.training.seeding import derive_seed, seeded_globals
 
 WIRINGS: tuple[Wiring, ...] = ("pure", "skip", "skip_mlp")
 MEASURED_SEQUENCES = 8
+# Stacks that are trained, by the gain of their weights: the names of their phases before and after. From the usual
+# start a deep stack of attention alone hands no gradient back, so that training can change nothing.
+TRAINED = {1.0: ("init", "trained"), WIDE[0]: (f"wide {WIDE[0]:g}", f"wide {WIDE[0]:g} trained")}
 
 
-def rank_collapse(preset: Preset, seed: int, code_digest: str, *, threads: int) -> list[str]:
-    """Write analyses/rank_collapse/s<seed>.json: every metric and wiring at initialisation and trained, by depth.
+def rank_collapse(preset: Preset, seed: int, code_digest: str, *, threads: int) -> Iterator[str]:
+    """Write analyses/rank_collapse/s<seed>.json: every metric and wiring at initialisation and trained; a line each.
 
-    Label `phase`: init, trained, and "wide 8", "wide 16": at initialisation by `widen`, with weights so many times.
+    Label `phase`: init, trained; "wide 8", "wide 16": at initialisation by `widen`, with weights so many times; and
+    "wide 8 trained", from that start.
     """
     import pandas as pd
 
@@ -31,40 +37,34 @@ def rank_collapse(preset: Preset, seed: int, code_digest: str, *, threads: int) 
     shape = Shape(settings.dim, settings.depth, settings.heads, settings.rank, settings.length, settings.symbols)
     scratch = preset.results / ".scratch" / f"rank-collapse-s{seed}-{code_digest}"
     rows: list[dict[str, Any]] = []
-    lines = []
     for wiring in WIRINGS:
         task = tasks.sort_in_place(shape, wiring)
         inputs = task.held_out(MEASURED_SEQUENCES)[0]
         for form in settings.forms:
-            trained = train(
-                partial(tasks.build, task, form),
-                task,
-                settings.recipe,
-                seed=seed,
-                scratch=scratch / f"{form}-{wiring}",
-                identity={"digest": code_digest, "form": form, "wiring": wiring},
-                threads=threads,
-                watch=lambda live, step, inputs=inputs: by_depth(live, inputs),  # type: ignore[misc]
-            )
-            labels = {"form": form, "wiring": wiring, "seed": seed}
-            found = [labels | row for row in _by_phase(trained)]
+            found: list[dict[str, Any]] = []
+            losses = []
+            for gain, (start, end) in TRAINED.items():
+                trained = train(
+                    partial(_stack, task, form, gain, seed),
+                    task,
+                    settings.recipe,
+                    seed=seed,
+                    scratch=scratch / f"{form}-{wiring}-{start.replace(' ', '-')}",
+                    identity={"digest": code_digest, "form": form, "wiring": wiring, "start": start},
+                    threads=threads,
+                    watch=lambda live, step, inputs=inputs: by_depth(live, inputs),  # type: ignore[misc]
+                )
+                found += _by_phase(trained.watched, start, end)
+                loss = {"metric": "task_loss", "phase": end, "value": trained.loss, "unit": "nats", "n": trained.tested}
+                found.append(loss)
+                losses.append(f"{trained.loss:.3f}")
             for gain in WIDE:
-                with seeded_globals(derive_seed(seed, "initial weights")):
-                    wide = tasks.build(task, form)
-                widen(wide, gain, seed)
-                found += [labels | {"phase": f"wide {gain:g}"} | row for row in by_depth(wide, inputs)]
-            rows += found
-            rows.append(
-                labels
-                | {
-                    "metric": "task_loss",
-                    "phase": "trained",
-                    "value": trained.loss,
-                    "unit": "nats",
-                    "n": trained.tested,
-                }
-            )
-            lines.append(f"{wiring}, {form}: {_last_residuals(found)}; {trained.loss:.3f} nats")
+                if gain not in TRAINED:
+                    with seeded_globals(derive_seed(seed, "initial weights")):
+                        stack = _stack(task, form, gain, seed)
+                    found += [row | {"phase": f"wide {gain:g}"} for row in by_depth(stack, inputs)]
+            rows += [{"form": form, "wiring": wiring, "seed": seed} | row for row in found]
+            yield f"{wiring}, {form}: {_last_residuals(found)}; {' and '.join(losses)} nats"
     more = [*_bound(rows, settings.depth, seed), *_last_layers(rows, settings.depth), *_layers_kept(rows)]
     frame = pd.DataFrame([*rows, *more])
     keep(
@@ -83,19 +83,25 @@ def rank_collapse(preset: Preset, seed: int, code_digest: str, *, threads: int) 
         started=started,
     )
     shutil.rmtree(scratch, ignore_errors=True)
-    return lines
 
 
-def _by_phase(trained: Trained) -> list[dict[str, Any]]:
+def _stack(task: Sequences, form: str, gain: float, seed: int) -> nn.Module:
+    """A new model, widened but for a gain of 1; drawn from torch's global generator and the seed."""
+    model = tasks.build(task, form)
+    if gain != 1:
+        widen(model, gain, seed)
+    return model
+
+
+def _by_phase(watched: Rows, start: str, end: str) -> list[dict[str, Any]]:
     """What was watched before the first step and after the last, labelled by phase instead of step."""
-    last = max(row["step"] for row in trained.watched)
-    found = []
-    for row in trained.watched:
-        if row["step"] in (0, last):
-            found.append(
-                {k: v for k, v in row.items() if k != "step"} | {"phase": "trained" if row["step"] else "init"}
-            )
-    return found
+    last = max(row["step"] for row in watched)
+    phases = {last: end} | {0: start}  # of a training that diverged only the start was watched
+    return [
+        {k: v for k, v in row.items() if k != "step"} | {"phase": phases[row["step"]]}
+        for row in watched
+        if row["step"] in phases
+    ]
 
 
 def _last_layers(rows: Iterable[dict[str, Any]], depth: int) -> list[dict[str, Any]]:

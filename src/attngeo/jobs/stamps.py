@@ -179,11 +179,10 @@ def _fiber_job(preset: Preset, digest: CodeDigest, job: str, values: dict[str, A
     return digest.explain([f"attngeo.jobs.{job}"], values=values, files=files, packages=_FIBER)
 
 
-def _fiber_settings(preset: Preset, task: str = "") -> dict[str, Any]:
-    """What the trainings on a task, or on all, are made by; rank collapse has settings of its own."""
-    assert preset.fiber_bundle is not None
-    settings = preset.fiber_bundle.model_dump(mode="json", exclude={"collapse", "seeds"})
-    return settings | {"tasks": {name: of for name, of in settings["tasks"].items() if task in ("", name)}}
+def _fiber_settings(preset: Preset, task: str) -> dict[str, Any]:
+    """What the trainings on a task are made by; rank collapse has settings of its own."""
+    settings = preset.fiber_bundle_settings.model_dump(mode="json", exclude={"collapse", "seeds"})
+    return settings | {"tasks": {task: settings["tasks"][task]}}
 
 
 def _fiber_task(preset: Preset, digest: CodeDigest, name: str) -> dict[str, Any]:
@@ -199,7 +198,9 @@ def _rank_collapse(preset: Preset, digest: CodeDigest, seed: int) -> dict[str, A
 def _fiber_stamps(preset: Preset) -> Iterator[tuple[str, Callable[[CodeDigest], dict[str, Any]]]]:
     if preset.fiber_bundle is None:
         return
-    yield "fiber_step_times", lambda d: _fiber_job(preset, d, "fiber_tasks", _fiber_settings(preset))
+    for task in preset.fiber_rate_tasks:
+        of_task = _fiber_settings(preset, task)
+        yield f"fiber_rates/{task}", lambda d, t=task, s=of_task: _fiber_job(preset, d, "fiber_tasks", s, t)  # type: ignore[misc]
     for name in preset.fiber_task_runs:
         yield f"fiber_tasks/{name}", lambda d, name=name: _fiber_task(preset, d, name)  # type: ignore[misc]
     for seed in preset.rank_collapse_seeds:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
-from timm.layers import LayerNorm, Mlp, trunc_normal_
+from timm.layers import LayerNorm, Mlp, SwiGLU, trunc_normal_
 from torch import Tensor, nn
 
 from attngeo.errors import UserError
@@ -21,7 +21,7 @@ from attngeo.models.fiber_bundle_sizes import VIT_SIZES, ViTSize
 from attngeo.models.pyramid import PatchEmbed
 
 Wiring = Literal["pure", "skip", "skip_mlp"]
-FeedForward = Literal["mlp", "fiber"]
+FeedForward = Literal["mlp", "gated", "fiber"]
 
 # Parameters of models that are compared agree within this share.
 MATCHED_WITHIN = 0.01
@@ -44,6 +44,7 @@ def _distance(geometry: str, **options: Any) -> Variant:
 VARIANTS: dict[str, Variant] = {
     "dot": Variant(MaskedSoftmaxAttention),
     "more_heads": Variant(MaskedSoftmaxAttention, times_heads=2),
+    "gated": Variant(MaskedSoftmaxAttention, feed_forward="gated"),
     "euclidean": _distance("euclidean"),
     "constant": _distance("constant"),
     "heterogeneous": _distance("heterogeneous"),
@@ -273,7 +274,8 @@ def matched_hidden(make: Callable[[int], nn.Module], target: int, *, within: flo
 def _feed_forward(name: FeedForward, dim: int, hidden: int, rank: int) -> nn.Module:
     if name == "fiber":
         return FiberFeedForward(dim, hidden, rank=rank)
-    mlp = Mlp(dim, hidden)
-    init_linear(mlp.fc1)
-    init_linear(mlp.fc2)
+    mlp = SwiGLU(dim, hidden) if name == "gated" else Mlp(dim, hidden)
+    for layer in mlp.modules():
+        if isinstance(layer, nn.Linear):
+            init_linear(layer)
     return mlp

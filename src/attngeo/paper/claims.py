@@ -1,4 +1,4 @@
-"""The ledger of claims: what each paper says, judged by rules fixed before the runs on the files of one preset."""
+"""The ledger of claims: what each paper says, judged by written rules on the files of one preset."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,18 +24,40 @@ POWERED_PRESETS = ("study", "imagenet")
 UNDERPOWERED_PRESETS = ("smoke",)
 WHO_CONFIRMS = (
     f"Only presets {' and '.join(POWERED_PRESETS)} can confirm, refute or find a claim partly true, and only with the "
-    "seeds, windows, draws and images that its rule needs; an exact identity is judged in any preset."
+    "seeds, windows, draws and images that its rule needs; other presets indicate, for a claim or against it. An exact "
+    "identity is judged in any preset."
 )
 
 
 class VerdictName(StrEnum):
-    """The five verdicts, in the order in which they are counted."""
+    """The verdicts, in the order in which they are counted."""
 
     CONFIRMED = "confirmed"
     INDICATED = "indicated"
     PARTLY = "partly"
+    UNDECIDED = "undecided"
+    INDICATED_AGAINST = "indicated against"
     REFUTED = "refuted"
     UNTESTED = "untested"
+
+    @property
+    def meaning(self) -> str:
+        """When a claim gets this verdict, in a line."""
+        return _MEANINGS[self]
+
+
+_POWERED = " or ".join(POWERED_PRESETS)
+_MEANINGS = {
+    VerdictName.CONFIRMED: f"its rule is met in preset {_POWERED}, or it is an exact identity and holds",
+    VerdictName.INDICATED: "its rule is met, but in another preset or on too little evidence",
+    VerdictName.PARTLY: f"some parts of its rule hold, in preset {_POWERED}",
+    VerdictName.UNDECIDED: "all that its rule asks for was measured, and neither meets nor contradicts it; outside "
+    f"{_POWERED} also where only some parts hold",
+    VerdictName.INDICATED_AGAINST: "it is contradicted, but in another preset or on too little evidence",
+    VerdictName.REFUTED: f"it is contradicted in preset {_POWERED}",
+    VerdictName.UNTESTED: "not run, or too little of it: fewer seeds, models, windows, draws or images than its rule "
+    "asks for",
+}
 
 
 class Minimum(BaseModel):
@@ -148,7 +170,7 @@ def judge(claim: Claim, preset_name: str, results_dir: Path, paths: Sequence[Pat
         finding = DECISIONS[claim.decide](frame)
     except Lacking as lacking:
         return Verdict(claim, VerdictName.UNTESTED, lacking.reason, preset_name, lacking.numbers, evidence)
-    shortfalls = [text for minimum in claim.minimums if (text := minimum.shortfall(frame))]
+    shortfalls = list(dict.fromkeys(text for minimum in claim.minimums if (text := minimum.shortfall(frame))))
     verdict, reason = _capped(claim, finding, preset_name, shortfalls)
     return Verdict(claim, verdict, reason, preset_name, finding.numbers, evidence)
 
@@ -171,11 +193,12 @@ def read_evidence(paths: Sequence[Path]) -> "pd.DataFrame":
 
 
 def _capped(claim: Claim, finding: Finding, preset_name: str, shortfalls: Sequence[str]) -> tuple[VerdictName, str]:
-    """The verdict that a finding allows: without power it indicates at most, and never speaks against a claim."""
+    """The verdict that a finding allows: without power it indicates at most, for the claim or against it."""
     reason = finding.reason
     if preset_name in UNDERPOWERED_PRESETS and not claim.exact:
         return VerdictName.UNTESTED, f"preset {preset_name} is too small for a verdict; it only showed: {reason}"
-    if claim.exact or (preset_name in POWERED_PRESETS and not shortfalls):
+    powered = preset_name in POWERED_PRESETS
+    if claim.exact or (powered and not shortfalls):
         match finding.outcome:
             case Outcome.MET:
                 return VerdictName.CONFIRMED, reason
@@ -184,23 +207,23 @@ def _capped(claim: Claim, finding: Finding, preset_name: str, shortfalls: Sequen
             case Outcome.REVERSE:
                 return VerdictName.REFUTED, reason
             case Outcome.NOT_MET:
-                return VerdictName.UNTESTED, f"inconclusive, the rule is neither met nor met in reverse: {reason}"
-    reason += f"; {', '.join(shortfalls)}" if shortfalls and preset_name in POWERED_PRESETS else ""
+                return VerdictName.UNDECIDED, f"the rule is neither met nor contradicted: {reason}"
+    missed = f"; {', '.join(shortfalls)}" if shortfalls else ""
     match finding.outcome:
         case Outcome.MET:
-            return VerdictName.INDICATED, f"{reason}; {_who_confirms(preset_name)}"
-        case Outcome.MIXED:
-            return VerdictName.UNTESTED, f"underpowered and mixed: {reason}"
+            return VerdictName.INDICATED, f"{reason}{missed}; {_who_decides(powered, preset_name, 'confirm')}"
         case Outcome.REVERSE:
-            return VerdictName.UNTESTED, f"underpowered, but the numbers point the other way: {reason}"
-        case Outcome.NOT_MET:
-            return VerdictName.UNTESTED, f"underpowered, and the rule is not met: {reason}"
+            return VerdictName.INDICATED_AGAINST, f"{reason}{missed}; {_who_decides(powered, preset_name, 'refute')}"
+    stands = "only some parts hold" if finding.outcome is Outcome.MIXED else "the rule is neither met nor contradicted"
+    if shortfalls:
+        return VerdictName.UNTESTED, f"underpowered, {', '.join(shortfalls)}; so far {stands}: {reason}"
+    return VerdictName.UNDECIDED, f"{stands}: {reason}"
 
 
-def _who_confirms(preset_name: str) -> str:
-    if preset_name in POWERED_PRESETS:
-        return "that is too little to confirm"
-    return f"preset {preset_name} indicates, only {' and '.join(POWERED_PRESETS)} confirm"
+def _who_decides(powered: bool, preset_name: str, what: str) -> str:
+    if powered:
+        return f"that is too little to {what}"
+    return f"preset {preset_name} indicates, only {' and '.join(POWERED_PRESETS)} {what}"
 
 
 def _run_records(finals: "pd.DataFrame") -> "pd.DataFrame":

@@ -34,7 +34,7 @@ def answers(inputs: Sequence[Path]) -> list[Answer]:
     scale, collapse = verdicts["P3.f"], verdicts["P4.e"]
     walks = [path for path in inputs if path.parent.name == "connection_walk"]
     return [
-        Answer(QUESTIONS["replication"], _replication(inputs), "P2.c", "", "tab4"),
+        Answer(QUESTIONS["replication"], _replication(inputs), "P2.f", "", "tab4"),
         Answer(QUESTIONS["P3.f"], _scale(scale, walks), "P3.f", scale.verdict.value, "fig11"),
         Answer(QUESTIONS["P4.e"], _judged(collapse), "P4.e", collapse.verdict.value, "fig14"),
     ]

@@ -14,7 +14,7 @@ __all__ = ["number_text", "page", "write_page"]
 
 def page(verdicts: Sequence[Verdict], answers: Sequence[Answer] = (), made: Collection[str] = ()) -> str:
     """The ledger as HTML without any resource of its own but the pictures of `made`, figures and tables by name."""
-    counts = {name.value: sum(v.verdict is name for v in verdicts) for name in VerdictName}
+    counts = {name: sum(v.verdict is name for v in verdicts) for name in VerdictName}
     shown = {
         verdict.claim.id: [
             target for name in made for target in [TARGETS[name]] if verdict.claim.id in target.claim_ids

@@ -47,6 +47,8 @@ class Preset(Protocol):
     @property
     def fiber_task_runs(self) -> Mapping[str, object]: ...
     @property
+    def fiber_rate_tasks(self) -> Sequence[str]: ...
+    @property
     def rank_collapse_seeds(self) -> Sequence[int]: ...
     @property
     def finished_decoders(self) -> Sequence[AnalysedModel]: ...
@@ -91,7 +93,6 @@ ATTENTION_MAPS = ("analyses/attention_maps.json", "analyses/attention_maps.npz")
 RUN_WALKS = "analyses/connection_walk_runs.json"
 VARIATIONAL = "analyses/variational.json"
 RUN_TRAJECTORIES = "analyses/trajectories_runs.json"
-FIBER_STEP_TIMES = "analyses/fiber_step_times.json"
 FIBER_BUNDLE = "analyses/fiber_bundle.json"
 PREDICTIONS = "analyses/predictions.json"
 OPERATOR_BENCHMARK = "benchmarks/operators.json"
@@ -130,6 +131,11 @@ def trajectory_files(preset: Preset) -> list[str]:
 def fiber_task_files(preset: Preset) -> list[str]:
     """Record files of the trainings on every task with every seed."""
     return [f"analyses/fiber_tasks/{name}.json" for name in preset.fiber_task_runs]
+
+
+def fiber_rate_files(preset: Preset) -> list[str]:
+    """Record files of the rates tried on every task, where there are several."""
+    return [f"analyses/fiber_rates/{task}.json" for task in preset.fiber_rate_tasks]
 
 
 def rank_collapse_files(preset: Preset) -> list[str]:
@@ -237,7 +243,7 @@ def _tuning_inputs(preset: Preset) -> list[str]:
 
 def _task_table_inputs(preset: Preset) -> list[str]:
     files = fiber_task_files(preset)
-    return [*files, FIBER_BUNDLE] if files else []
+    return [*fiber_rate_files(preset), *files, FIBER_BUNDLE] if files else []
 
 
 def _token_inputs(preset: Preset) -> list[str]:
@@ -385,7 +391,7 @@ TABLES: dict[str, Target] = {
             4,
             "tab04_decisions",
             "Decisions, and why a public replication failed",
-            ("P2.c",),
+            ("P2.f",),
             _ablation_inputs("tab4"),
             ("published/replication.csv",),
         ),
@@ -427,7 +433,7 @@ TABLES: dict[str, Target] = {
             "The three findings",
             "attngeo.paper.tables.findings",
             "workflow/report/findings.rst",
-            ("P2.c", "P3.f", "P4.e"),
+            ("P2.f", "P3.f", "P4.e"),
             _findings_inputs,
             ("claims.yaml", "published/replication.csv"),
         ),

@@ -132,6 +132,17 @@ def one_a_size(frame: "pd.DataFrame") -> "pd.DataFrame":
     return frame[frame["model"].isin([model.id for model in first.values()])]
 
 
+def sizes_of(frame: "pd.DataFrame") -> dict[str, str]:
+    """The name of the size of every finished model by its id: of several seeds of a size that of the size."""
+    if "model" not in frame:
+        return {}
+    finished = [model for model in walked_models(frame).values() if model.finished]
+    keys = [(model.family, model.precision, model.size) for model in finished]
+    return {
+        model.id: model.size if keys.count(key) > 1 else model.id for model, key in zip(finished, keys, strict=True)
+    }
+
+
 def trained_here(frame: "pd.DataFrame") -> set[str]:
     """The ids of models of our own decoder family among the records."""
     return {model.id for model in walked_models(frame).values() if model.seed is not None}
@@ -220,6 +231,19 @@ def size_correlations(sized: "pd.DataFrame") -> dict[tuple[str, str], tuple[floa
             equal = group["value"].nunique() == 1
             correlation = math.nan if equal else float(stats.spearmanr(group["parameters"], group["value"]).statistic)
             found[str(family), str(precision)] = correlation, len(group)
+    return found
+
+
+def seed_correlations(
+    values: "pd.DataFrame", models: dict[str, WalkedModel], sizes: dict[str, float]
+) -> dict[tuple[str, str], dict[int, float]]:
+    """What `size_correlations` gives for each seed by itself that has enough sizes."""
+    seeds = values["model"].map(lambda name: models[name].seed)
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for seed in sorted(set(seeds.dropna())):
+        of_seed = size_correlations(by_size(values[seeds == seed], models, sizes))
+        for family, (correlation, _) in of_seed.items():
+            found.setdefault(family, {})[int(seed)] = correlation
     return found
 
 

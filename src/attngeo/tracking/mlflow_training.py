@@ -8,6 +8,7 @@ from typing import Any
 from attngeo.tracking import description
 from attngeo.tracking.mlflow_store import store_lock
 from attngeo.tracking.mlflow_values import log_metrics, log_params, log_tags, metrics_of
+from attngeo.tracking.processes import this_process
 
 FILES = "attngeo.files_sha256"
 """Tag of a complete record: the digest of the files that it repeats."""
@@ -26,7 +27,7 @@ def parent_tags(root: Path, store: Any, experiment: str, params: Mapping[str, An
     with store_lock(root):  # seeds start at the same time
         found = store.search_runs([experiment], wanted, max_results=1, order_by=["attributes.start_time ASC"])
         if not found:
-            run = store.create_run(experiment, run_name=name, tags=tags)
+            run = store.create_run(experiment, run_name=name, tags=this_process() | tags)
             shared = {key: params[key] for key in description.SAME_BUT_FOR_SEED if key in params}
             log_params(store, run.info.run_id, shared, {})
             store.set_terminated(run.info.run_id, "FINISHED")

@@ -35,6 +35,15 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def device_name(device: str) -> str | None:
+    """What `provenance` calls a device of torch's: a GPU by name; None, that is the processor, for "cpu"."""
+    if device == "cpu":
+        return None
+    import torch
+
+    return f"{device} {torch.cuda.get_device_name(device)}"
+
+
 def provenance(code_digest: str, *, device: str | None = None, root: Path | None = None) -> dict[str, Any]:
     """Describe the code, the environment and the device a number was made with.
 

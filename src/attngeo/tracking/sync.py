@@ -17,7 +17,7 @@ from attngeo.tracking.mlflow_run import record_job
 from attngeo.tracking.mlflow_store import client, experiment_id, explain_troubles, init
 from attngeo.tracking.mlflow_training import FILES, add_inputs, add_model, parent_tags, summarise_seeds
 from attngeo.tracking.mlflow_values import Quiet, flatten, key_of, log_metrics, log_params, log_tags, metrics_of, place
-from attngeo.tracking.processes import is_gone
+from attngeo.tracking.processes import is_gone, this_process
 
 _SETTINGS = ("seed", "threads", "world_size")  # parameters that final.json has among the results
 _FOLDERS = {"runs": "LaplacianFormer", "decoders": "Connection walk"}  # below results/<preset>, and their experiment
@@ -82,8 +82,8 @@ def _sync_training(root: Path, store: Any, preset: str, kind: str, folder: Path,
     ended_ms = int((folder / "final.json").stat().st_mtime * 1000)
     if run is None:
         started_ms = ended_ms - int(1000 * final.get("wall_s", 0))
-        parent = parent_tags(root, store, experiment, params)
-        run = store.create_run(experiment, start_time=started_ms, run_name=name, tags=parent)
+        made = this_process() | tags | parent_tags(root, store, experiment, params)
+        run = store.create_run(experiment, start_time=started_ms, run_name=name, tags=made)
         done.append("made")
     run_id = run.info.run_id
     log_params(store, run_id, {key: value for key, value in flatten(params) if key_of(key) not in run.data.params}, {})
@@ -117,7 +117,7 @@ def _sync_job(root: Path, store: Any, preset: str, job: journal.Job, sent: Sent)
         sent.complete += 1
         return
     if run is None or FILES in run.data.tags:  # none yet, or one of other files
-        run = store.create_run(experiment, run_name=job.name, tags=tags)
+        run = store.create_run(experiment, run_name=job.name, tags=this_process() | tags)
     record_job(root, store, run, job, Quiet(raises=True))
     sent.lines.append(f"{preset}: {job.tags.get('attngeo.kind', 'job')} {job.name}: {len(job.artifacts)} files")
 

@@ -21,6 +21,7 @@ from attngeo.paper.decisions.rule import (
     part,
     rows,
     tally,
+    unanimous,
 )
 from attngeo.paper.layers import isometry_by_layer
 from attngeo.paper.results import listed, rows_of
@@ -29,10 +30,14 @@ from attngeo.paper.walks import (
     MINIMAL_SIZES,
     by_size,
     convergence,
+    depth_trends,
     family_of,
     mean_over_layers,
     one_a_size,
+    seed_correlations,
     size_correlations,
+    sizes_of,
+    trained_here,
     walked_models,
 )
 
@@ -83,15 +88,17 @@ def graph_convergence(frame: "pd.DataFrame") -> Finding:
     """P3.d: metric `graph_change_trend` by model, controls trained, depth_shuffled and random_init.
 
     Beyond the shuffles: below their one-sided 95 % range (normal approximation), as in a permutation test. Beyond the
-    untrained network: below it by more than both 95 % intervals over windows. Of a size trained here the last step of
-    the lowest seed is the model.
+    untrained network: below it by more than both 95 % intervals over windows. Several seeds of a size trained here,
+    each at its last step, are one model, which holds (is against) where all of them do (are).
     Against: a trend above 0.5 and above both controls by the same margins. A majority of models decides, either way.
     """
-    frame = one_a_size(frame)
+    sizes = sizes_of(frame)
+    frame = frame[frame["model"].isin(sizes)] if len(frame) else frame
     trends = one_each(rows(frame, "graph_change_trend", control="trained"), "model")
     changes = rows(frame, "graph_change", control="trained")
-    parts: dict[str, Part] = {}
+    by_seed: dict[str, list[Part]] = {}
     numbers: dict[str, Number] = {}
+    untrained_more = 0
     for model, row in trends.items():
         if changes.loc[changes["model"] == model, "layer"].nunique() < MINIMAL_LAYER_CHANGES:
             continue
@@ -109,13 +116,21 @@ def graph_convergence(frame: "pd.DataFrame") -> Finding:
         )
         low = min(shuffled["value"] - of_shuffles, untrained["value"] - of_windows)
         high = max(shuffled["value"] + of_shuffles, untrained["value"] + of_windows)
-        parts[model] = part(value < min(-0.5, low), value > max(0.5, high))
+        by_seed.setdefault(sizes[model], []).append(part(value < min(-0.5, low), value > max(0.5, high)))
+        untrained_more += untrained["value"] < value
+    parts = {name: unanimous(of_seeds) for name, of_seeds in by_seed.items()}
     if len(parts) < 2:
         raise Lacking(
             f"underpowered: {len(parts)} of at least 2 models with {MINIMAL_LAYER_CHANGES + 1} layers or more", numbers
         )
     rising = contradicted(parts)
-    reason = f"change falls with depth beyond its controls in {held(parts)} of {len(parts)} models, rises in {rising}"
+    here = {sizes[model] for model in trained_here(frame)}
+    pretrained = held({name: one for name, one in parts.items() if name not in here})
+    reason = (
+        f"change falls with depth beyond its controls in {held(parts)} of {len(parts)} models (pretrained among them: "
+        f"{pretrained}), rises in {rising}; that of the untrained network falls more in {untrained_more} of "
+        f"{sum(map(len, by_seed.values()))}, every seed counted"
+    )
     return by_majority(parts, 2 * rising > len(parts), reason, numbers)
 
 
@@ -124,20 +139,23 @@ def isometry_excess(frame: "pd.DataFrame") -> Finding:
     """P3.e: metric `isometry_score`, control excess, by model, layer and head, with its interval.
 
     A model is above (below) the null if more than half of its layers are, each with its 95 % interval. A majority of
-    models above meets the rule. Of a size trained here the last step of the lowest seed is the model.
+    models above meets the rule. Several seeds of a size trained here, each at its last step, are one model, of which
+    holds what holds in all of them; so is each of its layers.
     Against: no model above, and over all models more than half of the layers below.
     """
-    frame = one_a_size(frame)
+    import pandas as pd
+
+    sizes = sizes_of(frame)
+    frame = frame[frame["model"].isin(sizes)] if len(frame) else frame
     layers = isometry_by_layer(rows(frame, "isometry_score", control="excess"))
-    parts: dict[str, Part] = {}
+    by_seed: dict[str, list[Part]] = {}
     numbers: dict[str, Number] = {}
-    layers_below = 0
+    beside: dict[str, list[tuple[int, int]]] = {}
     for model, group in layers.groupby("model", sort=True):
         unknown = int((~group[["low", "high"]].map(math.isfinite)).any(axis=1).sum())
         if unknown:
             raise Lacking(f"{unknown} of {len(group)} layers of {model} have no 95 % interval", numbers)
         above, below = int((group["low"] > 0).sum()), int((group["high"] < 0).sum())
-        layers_below += below
         numbers |= {
             f"layers above the null, {model}": f"{above} of {len(group)}",
             f"layers below the null, {model}": f"{below} of {len(group)}",
@@ -146,20 +164,36 @@ def isometry_excess(frame: "pd.DataFrame") -> Finding:
         same_gain = optional_rows(frame, "isometry_score", control="excess_same_gain", model=model, head=-1)
         if len(same_gain):
             counted = isometry_by_layer(same_gain)
-            signs = f"{int((counted['low'] > 0).sum())} above, {int((counted['high'] < 0).sum())} below"
+            below_it = int((counted["high"] < 0).sum())
+            signs = f"{int((counted['low'] > 0).sum())} above, {below_it} below"
             numbers[f"layers against a null with the same norm gain, {model}"] = f"{signs}, of {len(counted)}"
+            beside.setdefault("below a null with the same norm gain", []).append((below_it, len(counted)))
         for side in ("above", "below"):
             tested = optional_rows(frame, f"isometry_score_layers_{side}_null", control="excess", model=model)
             for row in rows_of(tested):
                 name = f"layers {side} the null once adjusted for their number (Holm), {model}"
                 numbers[name] = f"{row['value']:.0f} of {row['n']}"
-        parts[str(model)] = part(2 * above > len(group), 2 * below > len(group))
+                if side == "below":
+                    adjusted = "once adjusted for the number of layers of a model (Holm)"
+                    beside.setdefault(adjusted, []).append((int(row["value"]), int(row["n"])))
+        by_seed.setdefault(sizes[str(model)], []).append(part(2 * above > len(group), 2 * below > len(group)))
+    parts = {name: unanimous(of_seeds) for name, of_seeds in by_seed.items()}
+    of_sizes = pd.DataFrame({"size": layers["model"].map(sizes), "layer": layers["layer"], "below": layers["high"] < 0})
+    of_all_seeds = of_sizes.groupby(["size", "layer"])["below"].all()
+    layers_below, count = int(of_all_seeds.sum()), len(of_all_seeds)
     reason = (
         f"models with a majority of layers above the null: {held(parts)} of {len(parts)}, below it: "
         f"{contradicted(parts)}, neither: {len(parts) - held(parts) - contradicted(parts)}; "
-        f"{layers_below} of {len(layers)} layers of all models are below it"
+        f"{layers_below} of {count} layers of all models are below it"
     )
-    return by_majority(parts, 2 * layers_below > len(layers), reason, numbers)
+    told = [(f"{name} ", pairs) for name, pairs in beside.items()]
+    if told:
+        told.insert(0, ("", [(int(of_sizes["below"].sum()), len(of_sizes))]))
+        reason += "; every seed counted: "
+        reason += ", ".join(
+            f"{name}{sum(below for below, _ in pairs)} of {sum(count for _, count in pairs)}" for name, pairs in told
+        )
+    return by_majority(parts, 2 * layers_below > count, reason, numbers)
 
 
 @decision
@@ -167,8 +201,8 @@ def scale_trend(frame: "pd.DataFrame") -> Finding:
     """P3.f: isometry excess (mean over layers) and convergence against metric `parameters`.
 
     Convergence is metric `graph_change_trend` at shuffled depth minus trained. Within labels `family` and `precision`,
-    seeds of one size averaged, without quantised models, untrained ones and earlier training steps. Each family that
-    has both phenomena at 3 sizes or more gives two parts.
+    without quantised models, untrained ones and earlier training steps. Each family that has both phenomena at 3 sizes
+    or more gives two parts; a part holds (is against) where both the mean over seeds and every seed by itself are.
     Against: a rank correlation of -0.9 or less.
     """
     excess = rows(frame, "isometry_score", control="excess")
@@ -185,7 +219,8 @@ def scale_trend(frame: "pd.DataFrame") -> Finding:
     if apart:
         numbers["quantised, in no trend"] = listed(apart)
     parts: dict[str, Part] = {}
-    texts = []
+    texts: list[str] = []
+    counts: set[int] = set()
     for phenomenon, values in (("excess", mean_over_layers(excess, "excess")), ("convergence", convergence(frame))):
         counted = values[[models[name].counts for name in values["model"]]]
         if bad := sorted(counted["model"][~counted["value"].map(math.isfinite)]):
@@ -193,14 +228,21 @@ def scale_trend(frame: "pd.DataFrame") -> Finding:
         sized = by_size(counted, models, sizes)
         for (family, precision), of_family in sized.groupby(["family", "precision"], sort=True):
             numbers[f"sizes, {phenomenon}, {family} {precision}"] = len(of_family)
-        found = size_correlations(sized)
+        found, of_seeds = size_correlations(sized), seed_correlations(counted, models, sizes)
         for (family, precision), (correlation, count) in found.items():
             name = f"{phenomenon}, {family} {precision}"
             if not math.isfinite(correlation):
                 raise Lacking(f"the {phenomenon} of {family} {precision} is the same at every size", numbers)
             numbers[f"Spearman, {name}"] = correlation
-            parts[name] = part(correlation >= 0.9, correlation <= -0.9)
-            texts.append(f"{name} {correlation:+.2f} over {count} sizes")
+            counts.add(count)
+            by_seed = of_seeds.get((family, precision), {})
+            every = (correlation, *by_seed.values())
+            parts[name] = part(all(one >= 0.9 for one in every), all(one <= -0.9 for one in every))
+            single = ""
+            if len(by_seed) > 1:
+                numbers |= {f"Spearman, {name}, seed {seed}": value for seed, value in by_seed.items()}
+                single = f" (by seed {', '.join(f'{value:+.2f}' for value in by_seed.values())})"
+            texts.append(f"{name} {correlation:+.2f}{single} over {count} sizes")
         if not found:
             so_far = f"; {', '.join(texts)}" if texts else ""
             raise Lacking(
@@ -210,7 +252,16 @@ def scale_trend(frame: "pd.DataFrame") -> Finding:
             )
     families = sorted({name.split(", ", 1)[1] for name in parts})
     both = sum(all(parts.get(f"{one}, {name}") is Part.HOLDS for one in ("excess", "convergence")) for name in families)
-    reason = f"both strengthen with size in {both} of {len(families)} families; Spearman with size: {', '.join(texts)}"
+    chances = ", ".join(f"{count} sizes 1 in {math.factorial(count)}" for count in sorted(counts))
+    reason = (
+        f"both strengthen with size in {both} of {len(families)} families; Spearman with size: {', '.join(texts)}; "
+        f"chance of a perfect order (one-sided): {chances}"
+    )
+    untrained = depth_trends(frame, "random_init")
+    for row in rows_of(by_size(untrained[untrained["model"].isin(sizes)], models, sizes)):
+        if f"{row['family']} {row['precision']}" in families:
+            name = f"untrained trend, {row['family']} {row['precision']}, {row['parameters'] / 1e6:.3g} M parameters"
+            numbers[name] = row["value"]
     return tally(parts, reason, numbers)
 
 

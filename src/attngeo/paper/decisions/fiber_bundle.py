@@ -27,7 +27,9 @@ ROUNDING = 1e-12  # what smaller residuals are recorded as: nothing is left but 
 
 @decision
 def score_rank(frame: "pd.DataFrame") -> Finding:
-    """P4.a: metric `score_rank` with label `predicted`, by `form`, `dimension` and `tokens`.
+    """P4.a: metric `score_rank` with labels `predicted` and `control`, by `form`, `dimension` and `tokens`.
+
+    The reason counts heterogeneous metrics apart from the controls, forms of rank at most d + 2.
 
     Against: a rank of at most d + 2, that of a Euclidean distance, where a larger one is predicted.
     """
@@ -38,7 +40,17 @@ def score_rank(frame: "pd.DataFrame") -> Finding:
         )
         for row in found
     }
-    return tally(parts, f"{held(parts)} of {len(parts)} ranks as predicted")
+    counts = {
+        control: f"{sum(row['value'] == row['predicted'] for row in of)} of {len(of)}"
+        for control in (False, True)
+        for of in [[row for row in found if bool(row["control"]) is control]]
+    }
+    capped = sum(row["predicted"] == row["tokens"] for row in found if not row["control"])
+    reason = (
+        f"{counts[False]} ranks of heterogeneous metrics as predicted ({capped} limited by the number of tokens), "
+        f"{counts[True]} of the controls, whose rank is at most d + 2"
+    )
+    return tally(parts, reason)
 
 
 @decision
@@ -106,7 +118,8 @@ def predictions(frame: "pd.DataFrame") -> Finding:
 def rank_collapse(frame: "pd.DataFrame") -> Finding:
     """P4.e: metric `last_layer_relative_residual` by `form` (heterogeneous and others), `seed` and `phase`.
 
-    Against: at most the largest residual of the other metrics in 4 of 5 seeds. Beside it: `layers_kept` of wide phases.
+    Against: at most the largest residual of the other metrics in 4 of 5 seeds. Beside it: `layers_kept` of wide phases,
+    new and trained.
     """
     found = rows(frame, "last_layer_relative_residual")
     parts: dict[str, Part] = {}

@@ -8,7 +8,7 @@ Metric names that no analysis writes yet are the names that it has to use.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -116,6 +116,12 @@ def side_of_zero(row: Mapping[str, Any], of: str) -> Part:
     """Above 0 with the whole 95 % interval holds, below 0 with it is against."""
     half = half_width(row, of)
     return part(row["value"] - half > 0, row["value"] + half < 0)
+
+
+def unanimous(parts: Iterable[Part]) -> Part:
+    """One part of several that have to agree: it holds, or speaks against the claim, where all of them do."""
+    found = set(parts)
+    return found.pop() if len(found) == 1 else Part.OPEN
 
 
 def held(parts: Mapping[str, Part]) -> int:

@@ -34,6 +34,7 @@ ROWS = (
     ("relative_residual", "init", "residual, initial"),
     ("relative_residual", "wide 16", "residual, wide"),
     ("relative_residual", "trained", "residual, trained"),
+    ("relative_residual", "wide 8 trained", "wide, trained"),
     ("effective_rank", "trained", "rank, trained"),
 )
 LOWEST = 1e-17  # of what is drawn: below it lies the bound alone
@@ -75,10 +76,11 @@ def draw(inputs: Sequence[Path]) -> Drawn:
         "MLP), from above: ||X - 1 mean|| / ||X|| at initialisation; wide: the same with weights of queries and keys "
         "16 times as large and metrics drawn far from Euclidean, since at the usual start attention is next to uniform "
         "and metrics next to equal; after training to sort (every token has to name the symbol that belongs to its "
-        "place); effective rank, exp of the entropy of the singular values, after training. Dotted: the doubly "
-        "exponential law of Dong et al. for attention alone, r to c r^3, with c from the first layer of dot products "
-        "(their own constant bounds nothing at this size). Norms stand before "
-        f"every layer; only stacks with MLP are matched in parameters. Float64; lines are means over seeds (n = "
+        "place); wide, trained: the same from weights 8 times as large, since a stack of attention alone that starts "
+        "collapsed hands no gradient back; effective rank, exp of the entropy of the singular values, after training. "
+        "Dotted: the doubly exponential law of Dong et al. for attention alone, r to c r^3, with c from the first "
+        "layer of dot products (their own constant bounds nothing at this size). Norms stand before every layer; "
+        f"only stacks with MLP are matched in parameters. Float64; lines are means over seeds (n = "
         f"{span(data['n'])}), bands the range (the standard deviation is in fig14.csv). "
         f"Depth {settings.get('depth', '?')}, width {settings.get('dim', '?')}, "
         f"{settings.get('length', '?')} tokens, {settings.get('steps', '?')} steps. Preset {preset_name(inputs)} on "

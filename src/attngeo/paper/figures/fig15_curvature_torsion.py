@@ -31,8 +31,9 @@ TASKS = {
     "control": Series("control that must vanish", "#9C9C9C", "none", (0, (1, 1.2))),
 }
 METRICS = {
-    "curvature_proxy": "curvature proxy",
-    "torsion_proxy": "torsion proxy",
+    "curvature_proxy": "curvature, metrics",
+    "transport_holonomy": "curvature, transport",
+    "torsion_proxy": "torsion",
     "metric_heterogeneity": "heterogeneity",
 }
 CONTROL = "control"
@@ -48,7 +49,7 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     frames = [records.read(path) for path in inputs]
     frame = pd.concat(frames, ignore_index=True)
     shown = frame[frame["metric"].isin(list(METRICS))]
-    figure, axes = new_figure(len(METRICS), 2, height_to_width=0.62)
+    figure, axes = new_figure(len(METRICS), 2, height_to_width=0.2 * len(METRICS))
     for row, (metric, words) in enumerate(METRICS.items()):
         of_metric = shown[shown["metric"] == metric]
         lines = of_metric.assign(line=of_metric["task"].where(of_metric["control"] == "none", CONTROL))
@@ -70,10 +71,12 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     devices = listed(one.attrs["provenance"].get("device", "unknown device") for one in frames)
     caption = (
         "Geometry of the Fiber Bundle Transformer on its tasks, on held-out inputs. Curvature proxy: how far three "
-        "transports around a triangle of tokens are from the identity, mean over sampled triangles. Torsion proxy: the "
-        "antisymmetric part of the learned connection. Heterogeneity: mean distance of the tokens' metrics from their "
-        "mean, relative to it. Dotted: the same of a connection that is flat and of one that is symmetric, which must "
-        "be 0. Left: mean over layers at parts of the training; right: by layer at its end. Lines are means over seeds "
+        "transports around a triangle of tokens are from the identity, mean over sampled triangles; of the metrics' "
+        "polar transports, which the model does not use, and of the learned ones, which carry its values. Torsion "
+        "proxy: the antisymmetric part of the learned connection, on random unit vectors. Heterogeneity: mean distance "
+        "of the tokens' metrics from their mean, relative to it. Dotted: the curvature of metrics without their "
+        "low-rank part and the torsion of a symmetric connection, which must be 0. Left: mean over layers at "
+        "parts of the training; right: by layer at its end. Lines are means over seeds "
         f"(n = {span(data['n'])}), bands the range (the standard deviation is in fig15.csv). "
         f"Preset {preset_name(inputs)} on {devices}." + non_finite_sentence(count_non_finite(shown["value"]))
     )

@@ -26,7 +26,8 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     )
     caption = (
         f"What the project was built to find out, as far as preset {preset_name(inputs)} says it; all numbers are ours "
-        f'(kind: ours), their n, spread and devices stand in the table or figure named. "{UNTESTED}": there is no '
-        f"verdict yet. The first question has the rule of table 4, the others that of their claim. {WHO_CONFIRMS}"
+        f'(kind: ours), their n, spread and devices stand in the table or figure named. "{UNTESTED}": not '
+        "run in it, or too little of it. The first question has the rule of table 4, the others that of their claim. "
+        f"{WHO_CONFIRMS}"
     )
     return Tabulated(frame, caption, "findings", widths={"question": "3.5cm", "answer": "7cm"}, long=True)

@@ -113,7 +113,10 @@ def _replication_sentence() -> str:
     for dataset, group in reports.groupby("dataset", sort=True):
         accuracy = {row["attention"]: _range(row["top1_low_pct"], row["top1_high_pct"]) for row in rows_of(group)}
         parts.append(f"{dataset}: softmax {accuracy['softmax']}, Laplacian {accuracy['laplacian']}")
-    return f"An independent public replication reported the opposite order ({'; '.join(parts)})."
+    return (
+        f"An independent public replication reported softmax ahead of Laplacian ({'; '.join(parts)}); the paper's own "
+        "rows hold no softmax model."
+    )
 
 
 def _range(low: float, high: float) -> str:

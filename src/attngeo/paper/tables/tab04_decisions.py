@@ -76,9 +76,11 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         f"whole interval, with at least {EXPLAINS_SEEDS} seeds; it does not (no) if the whole interval says less than "
         f"{EXPLAINS_POINTS:g} point; else it is undecided. share: gap change in per cent of that of {TOGETHER}; shares "
         f"need not add up to 100, since choices interact. brings back: the gap change of {TOGETHER} but one minus that "
-        f"of {TOGETHER}. Changed when study's first runs had been seen: before, the difference itself was judged, and "
-        "nothing was left out of the five. Statistics of the batch are at evaluation those of the images evaluated at "
-        "once. Five iterations have the gradient of the exact inverse unless backward=loop is named. "
+        f"of {TOGETHER}. Changed when study's first runs had been seen: the gap change is judged, where it had been "
+        "the difference, that is Laplacian's own accuracy; undecided was added, where all that was not yes had been "
+        "no; no 1/N scale keeps a scale of 1, where it had learnt one from 1; and each choice is left out of the five. "
+        "Statistics of the batch are at evaluation those of the images evaluated at once. Five iterations have the "
+        "gradient of the exact inverse unless backward=loop is named. "
         f"{DIFFERENCE_RULE}{unlike_sentence(groups)}{_conclusion(groups)}{caption_end(inputs, finals)}"
     )
     frame = with_published(ours, _published())

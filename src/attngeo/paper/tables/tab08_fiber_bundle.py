@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 MODELS = {
     "dot": "softmax",
     "more_heads": "softmax, twice the heads",
+    "gated": "softmax, gated feed-forward",
     "euclidean": "Euclidean distance",
     "constant": "constant metric",
     "heterogeneous": "metric for each token",
@@ -22,6 +23,7 @@ MODELS = {
 COLUMNS = {  # metric -> column, and what its unit is divided by
     "parameters": ("params (k)", 1e3),
     "gmac": ("MACs (M)", 1e-3),
+    "rate": ("rate", 1),
     "steps": ("steps", 1),
     "processor_time": ("time (s)", 1),
 }
@@ -39,7 +41,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     runs = frame[frame["budget"].notna()]
     means = {
         metric: summarise(runs[runs["metric"] == metric], ["task", "model", "budget"], "value")
-        for metric in ("task_loss", "task_accuracy", *COLUMNS)
+        for metric in ("task_loss", "task_accuracy", "loss_on_the_way", *COLUMNS)
     }
     rows = []
     order = {name: place for place, name in enumerate(MODELS)}
@@ -54,6 +56,7 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
                 "accuracy (%)": _of(means["task_accuracy"], key, "mean"),
                 "loss (nats)": line["mean"],
                 "std": line["std"],
+                "on the way": _of(means["loss_on_the_way"], key, "mean"),
                 "n": line["n"],
                 **_compared(differences, key),
             }
@@ -65,27 +68,47 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
         "Fiber Bundle Transformer (a metric for each token, attention by distance, transported values, preconditioned "
         "feed-forward) and decoders of the same number of parameters (within 1 %, by the width of the feed-forward) on "
         "the same batches; for images plain vision transformers. Loss on what is held out: the symbols that count, the "
-        "next byte, or the class. Every model takes the same steps; equal time: as many as fit into the time of "
-        "softmax, by step times measured beforehand. fiber minus: mean difference of the loss, paired by seed, of the "
-        "fiber bundle minus this row's model (of the row with equal time: minus softmax), plus and minus half the 95 % "
-        "Student interval; p by a paired t-test with Holm's correction over all comparisons. All sizes, tasks and "
-        "recipes are ours: the paper has no experiments; tasks and learning rate were chosen with softmax alone. Time "
-        f"is processor time of one thread. {f'{lost} trainings diverged. ' if lost else ''}"
+        "next byte, or the class. Every model takes the same steps; equal time: as many as fit into the time that "
+        "softmax took beside it. rate: peak learning rate. on the way: mean of the held-out losses after each part of "
+        "the training. fiber minus: mean difference of the loss, paired by seed, of the fiber bundle minus this row's "
+        "model (of the row with equal time: minus softmax), plus and minus half the 95 % Student interval; p by a "
+        "paired t-test with Holm's correction over all comparisons (a prediction "
+        f"goes by the interval, without it). A guess that binds nothing has a loss of {_guesses(frame)} nats. All "
+        f"sizes, tasks and recipes are ours: the paper has no experiments; {_rates(inputs)}. Time is "
+        f"processor time of one thread. {f'{lost} trainings diverged. ' if lost else ''}"
         f"n = {span(int(n) for n in table['n'])} seeds. Preset {preset_name(inputs)} on {devices}."
     )
     formats = {
         "params (k)": ".1f",
+        "rate": "g",
         "MACs (M)": ".2f",
         "steps": ",.0f",
         "time (s)": ".0f",
         "accuracy (%)": ".1f",
         "loss (nats)": ".4f",
         "std": ".4f",
+        "on the way": ".4f",
         "fiber minus": "+.4f",
         "±": ".4f",
         "p": ".2g",
     }
     return Tabulated(table, caption, "fiber-bundle", formats=formats, long=True)
+
+
+def _guesses(frame: "pd.DataFrame") -> str:
+    of_task = frame[frame["metric"] == "guess_loss"].groupby("task", sort=True)["value"].mean()
+    return ", ".join(f"{value:.2f} ({task})" for task, value in of_task.items()) or "?"
+
+
+def _rates(inputs: Sequence[Path]) -> str:
+    tried = [records.read(path) for path in inputs if path.parent.name == "fiber_rates"]
+    if not tried:
+        return "tasks and the one learning rate were chosen with softmax alone"
+    rates = sorted({float(rate) for frame in tried for rate in frame["rate"]})
+    return (
+        "tasks were chosen with softmax alone; every model has the learning rate of "
+        f"{', '.join(f'{rate:g}' for rate in rates)} with the lowest training loss of a seed that is not among these"
+    )
 
 
 def _of(means: "pd.DataFrame", key: tuple[str, str, str], column: str) -> float:

@@ -31,8 +31,9 @@ def tabulate(inputs: Sequence[Path]) -> Tabulated:
     counts = Counter(verdict.verdict for verdict in verdicts)
     totals = ", ".join(f"{counts[name]} {name.value}" for name in VerdictName)
     caption = (
-        f"The ledger of claims, preset {preset}: {totals}. Statements are the papers' (kind: paper), verdicts and the "
-        f"numbers in the reasons are ours. {WHO_CONFIRMS}"
+        f"The ledger of claims, preset {preset}: {totals}. Statements are this project's wording of what the papers' "
+        "abstracts and reports on them say (kind: paper), verdicts and the numbers in the reasons are ours. "
+        f"{'; '.join(f'{name}: {name.meaning}' for name in VerdictName)}. {WHO_CONFIRMS}"
     )
     widths = {"paper": "1.6cm", "statement": "3.4cm", "reason": "3.4cm", "evidence": "2.2cm", "deviations": "2.6cm"}
     return Tabulated(frame, caption, "ledger", widths=widths, long=True)
