@@ -134,10 +134,10 @@ def test_a_choice_explains_by_the_rule_and_by_nothing_else(folder: Path) -> None
     assert softmax["difference"] == pytest.approx(sum((84.0, 84.5, 83.0)) / 3 - 80)
     assert softmax["converged"] is None
     caption = table.caption
-    assert "all five together change top-1 by -10.2 points, the gap to softmax by -10.2" in caption
-    assert "explained in part by 5 solver iterations" in caption
-    assert "not by separate queries, keys and landmarks, no 1/N scale" in caption
-    assert "not decided: statistics of the batch" in caption
+    assert "all five together change the gap to softmax by -10.2 (± 1.9) points, Laplacian's own top-1 by" in caption
+    assert "Alone, a part of it is explained by 5 solver iterations" in caption
+    assert "ruled out: separate queries, keys and landmarks, no 1/N scale" in caption
+    assert "undecided: statistics of the batch" in caption
     assert "Laplacian minus softmax: -3.8 points with the defaults (n = 3), -14.0 with all five together" in caption
     assert "(n = 3; softmax with this project's initialisation)" in caption
     assert "-12.5 to -9.0 on CIFAR-100 at 224" in caption
@@ -178,8 +178,8 @@ def test_what_leaving_a_choice_out_brings_back_is_paired_by_seed(folder: Path) -
     assert left_out.loc[separate, "back ±"] == pytest.approx(4.302653 * 0.0577350 / math.sqrt(3), rel=1e-4)
     # With the defaults' initialisation softmax is a point lower, so that the gap is a point better.
     assert left_out.loc[init, "brings back"] == pytest.approx((-1.0 - 1.1 - 0.9) / 3 + 1.0, abs=1e-9)
-    assert "Left out of all five, a choice brings back: separate queries" in table.caption
-    assert "needed for it by the same rule: separate queries, keys and landmarks. " in table.caption
+    assert "Left out of all five, a choice brings back, in points: separate queries" in table.caption
+    assert "needed for it, by the same rule: separate queries, keys and landmarks. " in table.caption
 
 
 def test_unlike_groups_are_named(folder: Path) -> None:
@@ -204,14 +204,14 @@ def test_few_seeds_decide_nothing_and_a_failure_that_is_none_is_said_to_be(folde
     few = {options: values[:2] for options, values in CHOICES.items()}
     table = tab04_decisions.tabulate(write_ablation(folder, few))
     assert set(ours(table)["explains"].dropna()) == {"too few seeds"}
-    assert "with n = 2, too few seeds for the rule" in table.caption
+    assert "(n = 2): too few seeds for the rule" in table.caption
     harmless = CHOICES | {ALL_FIVE: (80.1, 81.0, 79.2)}
     table = tab04_decisions.tabulate(write_ablation(folder / "b", harmless))
     assert "by the rule no failure" in table.caption
     assert ours(table)["share (%)"].isna().all()
     some = {options: CHOICES[options] for options in ("", "init=default", ALL_FIVE)}
     table = tab04_decisions.tabulate(write_ablation(folder / "c", some))
-    assert "not decided: 5 solver iterations, separate queries" in table.caption
+    assert "undecided: 5 solver iterations, separate queries" in table.caption
 
 
 def test_a_run_that_diverged_is_counted_named_and_never_left_out(folder: Path) -> None:

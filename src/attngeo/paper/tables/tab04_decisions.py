@@ -201,22 +201,23 @@ def _conclusion(groups: Sequence[Mapping[str, Any]]) -> str:
 def _conclusion_of(total: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> str:
     choices = [g for g in groups if g["role"] == "replication" and _together(g, groups) is total]
     place = f"{total['model']} on {total['dataset']} ({total['recipe']})"
-    text = f"{place}: {TOGETHER} change top-1 by {total['difference']:+.1f} points, the gap to softmax by "
-    text += f"{total['gap']:+.1f}"
+    text = f"{place}: {TOGETHER} change the gap to softmax by {_change(total['gap'], total['gap_half'])} points, "
+    text += f"Laplacian's own top-1 by {_change(*_mean(total['by_seed']))} (n = {len(total['gap_by_seed'])})"
     if total["explains"] == UNDERPOWERED:
-        text += f" with n = {len(total['gap_by_seed'])}, too few seeds for the rule"
+        text += ": too few seeds for the rule"
     elif total["explains"] == NOT:
-        text += ", by the rule no failure: the replication's is not reproduced here"
+        text += ": by the rule no failure, so that the replication's is not reproduced here"
     elif total["explains"] == UNDECIDED:
-        text += f" plus and minus {total['gap_half']:.1f}, which the rule leaves undecided"
+        text += ", which the rule leaves undecided"
     else:
         guilty = sorted((g for g in choices if g["explains"] == EXPLAINS), key=lambda g: float(g["gap"]))
         parts = [f"{g['choice']} ({g['share']:.0f} % of it alone)" for g in guilty]
         innocent = [g["choice"] for g in choices if g["explains"] == NOT]
         unknown = [name for name in CHOICES if name not in [g["choice"] for g in guilty] + innocent]
-        text += f"; by the rule this is explained in part by {', '.join(parts) or 'no single choice'}"
-        text += f", not by {', '.join(innocent)}" if innocent else ""
-        text += f"; not decided: {', '.join(unknown)}" if unknown else ""
+        text += ". Alone, a part of it is explained by " if parts else ". Alone, "
+        text += ", ".join(parts) or "no choice is shown to explain a part of it"
+        text += f"; ruled out: {', '.join(innocent)}" if innocent else ""
+        text += f"; undecided: {', '.join(unknown)}" if unknown else ""
     return f"{text}. {_left_out_sentence(total, groups)}{_gap_sentence(total, groups)}"
 
 
@@ -224,11 +225,7 @@ def _left_out_sentence(total: Mapping[str, Any], groups: Sequence[Mapping[str, A
     """What each choice's absence from all of them brings back, the largest first."""
     left_out = [g for g in groups if g["role"] == "replication, all but one" and _together(g, groups) is total]
     left_out.sort(key=lambda g: -float(g["back"]))
-    parts = [
-        f"{g['choice'].removeprefix(ALL_BUT)} {g['back']:+.1f}"
-        + (f" (± {g['back_half']:.1f})" if math.isfinite(g["back_half"]) else "")
-        for g in left_out
-    ]
+    parts = [f"{g['choice'].removeprefix(ALL_BUT)} {_change(g['back'], g['back_half'])}" for g in left_out]
     if not parts:
         return ""
     needed = [
@@ -236,8 +233,13 @@ def _left_out_sentence(total: Mapping[str, Any], groups: Sequence[Mapping[str, A
         for g in left_out
         if len(g["gap_by_seed"]) >= EXPLAINS_SEEDS and g["back"] > EXPLAINS_POINTS and g["back"] > g["back_half"]
     ]
-    told = f"; needed for it by the same rule: {', '.join(needed) or 'none'}"
-    return f"Left out of all five, a choice brings back: {', '.join(parts)} points{told}. "
+    told = f"; needed for it, by the same rule: {', '.join(needed) or 'none'}"
+    return f"Left out of all five, a choice brings back, in points: {', '.join(parts)}{told}. "
+
+
+def _change(mean: float, half: float) -> str:
+    """A change in points with half its 95 % interval, where it has one."""
+    return f"{mean:+.1f}" + (f" (± {half:.1f})" if math.isfinite(half) else "")
 
 
 def _gap_sentence(total: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> str:
