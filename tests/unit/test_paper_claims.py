@@ -984,7 +984,7 @@ def test_rank_collapse_needs_ten_times_in_four_of_five_seeds(factor, outcome):
     ]
     beside = DECISIONS["rank_collapse"](frame(*rows(5), *kept))
     assert beside.outcome is outcome
-    assert "wide 16: tokens stay apart +3.0 (± 0.0) layers longer" in beside.reason
+    assert "tokens differ by 1e-6: wide 16 9.0, +3.0 (± 0.0) against the best other" in beside.reason
     with pytest.raises(Lacking, match="4 seeds of at least 5"):
         DECISIONS["rank_collapse"](frame(*rows(4)))
     with pytest.raises(Lacking, match="not every metric has been measured with every seed"):

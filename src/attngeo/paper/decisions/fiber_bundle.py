@@ -124,6 +124,7 @@ def rank_collapse(frame: "pd.DataFrame") -> Finding:
     found = rows(frame, "last_layer_relative_residual")
     parts: dict[str, Part] = {}
     numbers: dict[str, Number] = {}
+    texts: list[str] = []
     for phase in ("init", "trained"):
         table = rows(found, "last_layer_relative_residual", phase=phase).pivot_table(
             index="seed", columns="form", values="value", aggfunc="mean"
@@ -139,20 +140,26 @@ def rank_collapse(frame: "pd.DataFrame") -> Finding:
             int(condition.sum())
             for condition in (table["heterogeneous"] >= 10 * others, table["heterogeneous"] <= others)
         )
-        numbers |= {f"seeds, {phase}": len(table), f"seeds with at least 10 times, {phase}": wins}
-        parts[phase] = part(wins >= 0.8 * len(table), losses >= 0.8 * len(table))
         collapsed = int((table <= ROUNDING).all(axis=1).sum())
-        if collapsed:
-            numbers[f"seeds in which every metric has collapsed to rounding, {phase}"] = collapsed
-    told = ("10 times", "collapsed")
-    reason = ", ".join(f"{name}: {value}" for name, value in numbers.items() if any(word in name for word in told))
+        numbers |= {
+            f"seeds, {phase}": len(table),
+            f"seeds with at least 10 times, {phase}": wins,
+            f"seeds in which every metric has collapsed to rounding, {phase}": collapsed,
+        }
+        parts[phase] = part(wins >= 0.8 * len(table), losses >= 0.8 * len(table))
+        texts.append(
+            f"{phase}: tenfold in {wins} of {len(table)} seeds, every metric collapsed to rounding in {collapsed}"
+        )
+    reason = f"residual behind the last layer, heterogeneous against all others, {'; '.join(texts)}"
     kept = optional_rows(frame, "layers_kept")
+    beside: list[str] = []
     for phase in sorted({str(name) for name in kept["phase"] if str(name).startswith("wide")} if len(kept) else ()):
         table = kept[kept["phase"] == phase].pivot_table(index="seed", columns="form", values="value")
         more = [float(v) for v in table["heterogeneous"] - table.drop(columns="heterogeneous").max(axis=1)]
         mean, half = sum(more) / len(more), student_half_width(more)
         numbers |= {f"layers kept, {phase}, {form}": float(table[form].mean()) for form in table}
         numbers[f"layers kept more than by the best other, {phase}"] = mean
-        reason += f"; beside the rule, {phase}: tokens stay apart {mean:+.1f} (± {half:.1f}) layers longer than with "
-        reason += f"the best other metric, {table['heterogeneous'].mean():.1f} in all"
+        beside.append(f"{phase} {table['heterogeneous'].mean():.1f}, {mean:+.1f} (± {half:.1f}) against the best other")
+    if beside:
+        reason += f". Beside the rule, layers behind which tokens differ by 1e-6: {'; '.join(beside)}"
     return tally(parts, reason, numbers)
