@@ -1,7 +1,9 @@
 """Figure 14: whether tokens become the same with depth, by metric, wiring and training."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING
 
 from attngeo.paper import records
@@ -69,6 +71,7 @@ def draw(inputs: Sequence[Path]) -> Drawn:
             share_scale(axes[row])
     legend_below(figure, [axis for line in axes for axis in line], columns=3)
     data = summarise(shown, KEYS, "value").rename(columns={"mean": "value", "std": "spread"})
+    data = data.merge(_drawn(shown, KEYS)[[*KEYS, "drawn"]], on=KEYS)
     settings = frames[0].attrs["provenance"].get("settings", {})
     devices = listed(one.attrs["provenance"].get("device", "unknown device") for one in frames)
     caption = (
@@ -80,8 +83,8 @@ def draw(inputs: Sequence[Path]) -> Drawn:
         "collapsed hands no gradient back; effective rank, exp of the entropy of the singular values, after training. "
         "Dotted: the doubly exponential law of Dong et al. for attention alone, r to c r^3, with c from the first "
         "layer of dot products (their own constant bounds nothing at this size). Norms stand before every layer; "
-        f"only stacks with MLP are matched in parameters. Float64; lines are means over seeds (n = "
-        f"{span(data['n'])}), bands the range (the standard deviation is in fig14.csv). "
+        "only stacks with MLP are matched in parameters. Float64; lines are means over seeds, of residuals geometric "
+        f"ones (n = {span(data['n'])}), bands the range (the standard deviation is in fig14.csv). "
         f"Depth {settings.get('depth', '?')}, width {settings.get('dim', '?')}, "
         f"{settings.get('length', '?')} tokens, {settings.get('steps', '?')} steps. Preset {preset_name(inputs)} on "
         f"{devices}." + non_finite_sentence(count_non_finite(shown["value"]))
@@ -89,13 +92,27 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     return Drawn(figure, data, caption)
 
 
+def _drawn(points: "pd.DataFrame", keys: list[str]) -> "pd.DataFrame":
+    """By group the least and the largest value and the mean, geometric for what spans decades."""
+    import pandas as pd
+
+    rows = []
+    for key, group in points.groupby(keys, sort=True):
+        values = [float(value) for value in group["value"] if math.isfinite(value)] or [math.nan]
+        labels = dict(zip(keys, key, strict=True))
+        # A bound that has underflowed to 0 stays 0.
+        geometric = labels["metric"] != "effective_rank" and min(values) > 0
+        mean = geometric_mean(values) if geometric else fmean(values)
+        rows.append(labels | {"drawn": mean, "min": min(values), "max": max(values)})
+    return pd.DataFrame(rows, columns=[*keys, "drawn", "min", "max"])
+
+
 def _draw_panel(axis: "Axes", points: "pd.DataFrame") -> None:
     for form, series in series_for(points["form"], FORMS).items():
         of_form = points[points["form"] == form]
-        spread = of_form.groupby("depth")["value"].agg(["mean", "min", "max"]).reset_index()
-        lines = rows_of(spread)
+        lines = rows_of(_drawn(of_form, ["metric", "depth"]))
         depths = [line["depth"] for line in lines]
-        axis.plot(depths, [max(line["mean"], LOWEST) for line in lines], **series.line(markersize=2.4))
+        axis.plot(depths, [max(line["drawn"], LOWEST) for line in lines], **series.line(markersize=2.4))
         if of_form["seed"].nunique() > 1:
             low, high = ([max(line[end], LOWEST) for line in lines] for end in ("min", "max"))
             axis.fill_between(depths, low, high, color=series.color, alpha=0.15, linewidth=0)
