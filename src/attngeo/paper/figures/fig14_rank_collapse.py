@@ -53,7 +53,9 @@ def draw(inputs: Sequence[Path]) -> Drawn:
     frame = pd.concat(frames, ignore_index=True)
     shown = frame[frame["metric"].isin(["relative_residual", "effective_rank", "cubic_bound"])]
     shown_rows = [row for row in ROWS if row[1] in set(shown["phase"])]
-    figure, axes = new_figure(len(shown_rows), len(WIRINGS), height_to_width=0.3 * len(shown_rows))
+    figure, axes = new_figure(
+        len(shown_rows), len(WIRINGS), height_to_width=min(0.3 * len(shown_rows), 4.8 / len(shown_rows))
+    )
     for row, (metric, phase, title) in enumerate(shown_rows):
         for column, (wiring, words) in enumerate(WIRINGS.items()):
             axis = axes[row][column]
