@@ -1,6 +1,7 @@
 """Rules for the Fiber Bundle Transformer (P4)."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from attngeo.paper.decisions.rule import (
     Finding,
@@ -40,17 +41,17 @@ def score_rank(frame: "pd.DataFrame") -> Finding:
         )
         for row in found
     }
-    counts = {
-        control: f"{sum(row['value'] == row['predicted'] for row in of)} of {len(of)}"
-        for control in (False, True)
-        for of in [[row for row in found if bool(row["control"]) is control]]
-    }
-    capped = sum(row["predicted"] == row["tokens"] for row in found if not row["control"])
+    controls, heterogeneous = ([row for row in found if bool(row["control"]) is one] for one in (True, False))
+    capped = sum(row["predicted"] == row["tokens"] for row in heterogeneous)
     reason = (
-        f"{counts[False]} ranks of heterogeneous metrics as predicted ({capped} limited by the number of tokens), "
-        f"{counts[True]} of the controls, whose rank is at most d + 2"
+        f"{_as_predicted(heterogeneous)} ranks of heterogeneous metrics as predicted ({capped} limited by the number "
+        f"of tokens), {_as_predicted(controls)} of the controls, whose rank is at most d + 2"
     )
     return tally(parts, reason)
+
+
+def _as_predicted(found: Sequence[Mapping[str, Any]]) -> str:
+    return f"{sum(row['value'] == row['predicted'] for row in found)} of {len(found)}"
 
 
 @decision

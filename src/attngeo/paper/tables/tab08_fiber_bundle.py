@@ -106,8 +106,8 @@ def _rates(inputs: Sequence[Path]) -> str:
         return "tasks and the one learning rate were chosen with softmax alone"
     rates = sorted({float(rate) for frame in tried for rate in frame["rate"]})
     return (
-        "tasks were chosen with softmax alone; every model has the learning rate of "
-        f"{', '.join(f'{rate:g}' for rate in rates)} with the lowest training loss of a seed that is not among these"
+        "sizes of tasks come from trials with a seed that is not among these; every model has the learning rate of "
+        f"{', '.join(f'{rate:g}' for rate in rates)} with the lowest training loss of it"
     )
 
 
