@@ -452,6 +452,27 @@ def test_rank_survives_by_ten_times_that_of_dot(residual: float, verdict: float)
     assert judged(losses(1.0), rounding)["rank_survives_training"] == CONTRADICTED, "all of it is rounding"
 
 
+@pytest.mark.parametrize(
+    ("losses", "following"),
+    [
+        ({}, 0.1),
+        ({0.1: 1.0}, 0.2),
+        ({0.1: 1.0, 0.2: 0.5, 0.4: 0.7}, None),
+        ({0.1: 1.0, 0.2: 0.7, 0.4: 0.5}, 0.8),
+        ({0.1: 1.0, 0.2: 0.7, 0.4: 0.5, 0.8: 0.6}, None),
+        ({0.1: 1.0, 0.2: 0.7, 0.4: 0.5, 0.8: math.nan}, None),
+        ({0.1: 1.0, 0.2: 0.7, 0.4: 0.5, 0.8: 0.4}, 1.6),
+        ({0.1: 1.0, 0.2: 0.7, 0.4: 0.5, 0.8: 0.4, 1.6: 0.3}, None),
+        ({0.1: 0.5, 0.2: 0.5, 0.4: 0.5}, 0.05),
+        ({0.1: math.nan, 0.2: math.nan, 0.4: math.nan}, 0.05),
+    ],
+)
+def test_rates_are_tried_beyond_an_end_that_is_the_best(losses: dict[float, float], following: float | None) -> None:
+    from attngeo.jobs.fiber_tasks import next_rate
+
+    assert next_rate((0.1, 0.2, 0.4), losses) == following
+
+
 def test_jobs_of_the_smallest_preset_write_what_figures_and_the_ledger_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,7 +493,8 @@ def test_jobs_of_the_smallest_preset_write_what_figures_and_the_ledger_read(
         list(fiber_tasks.train_on_task(preset, "copy-s0", "d", threads=1))
     assert refused.value.remedy == "run: attngeo analyze fiber-rates copy --preset smoke"
     for task in preset.fiber_rate_tasks:
-        assert len(list(fiber_tasks.choose_rates(preset, task, "d", threads=1))) == 3 * 2
+        tried = list(fiber_tasks.choose_rates(preset, task, "d", threads=1))
+        assert 3 * (2 + 1) <= len(tried) <= 3 * (2 + fiber_tasks.FURTHER_RATES), "one of two is always at an end"
     for name in preset.fiber_task_runs:
         assert len(list(fiber_tasks.train_on_task(preset, name, "d", threads=1))) == 4
     assert len(list(rank_collapse.rank_collapse(preset, 0, "d", threads=1))) == 3 * 4
@@ -487,7 +509,7 @@ def test_jobs_of_the_smallest_preset_write_what_figures_and_the_ledger_read(
     assert len(fig15_curvature_torsion.draw(paths["fig15"]).data)
     table = tab08_fiber_bundle.tabulate(paths["tab8"]).frame
     assert len(table) == 2 * 4
-    assert set(table["rate"]) <= {1e-3, 2e-3}
+    assert set(table["rate"]) <= {1e-3 * 2.0**power for power in range(-2, 4)}
     weights = preset.results / "fiber_models/copy-s1"
     assert {path.stem for path in weights.iterdir()} == {"dot-steps", "constant-steps", "fiber-steps", "fiber-time"}
     sizes = records.read(preset.results / "analyses/fiber_tasks/copy-s0.json")

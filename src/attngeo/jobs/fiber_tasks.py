@@ -1,8 +1,9 @@
 """Jobs: the Fiber Bundle Transformer and its baselines on tasks, and which learning rate each of them gets."""
 
+import math
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,12 +34,14 @@ SUBJECT = "fiber"
 REFERENCE = "dot"  # the model whose time the full one gets in the comparison at equal time
 MEASURED_SEQUENCES = 8
 RATES_SEED = 1_000_003  # no result has this seed
+FURTHER_RATES = 2  # tried at most beyond those that a preset names
 
 
 def choose_rates(preset: Preset, name: str, code_digest: str, *, threads: int) -> Iterator[str]:
     """Write analyses/fiber_rates/<task>.json: the training loss of every model at every rate; a line a training.
 
-    The loss is the mean over the last part of the steps, of a seed that no result has: nothing held out is read.
+    The loss is the mean over the last part of the steps, of a seed that no result has: nothing held out is read. Where
+    the best rate is the lowest or the highest, half or twice it is tried, too.
     """
     import pandas as pd
 
@@ -48,7 +51,8 @@ def choose_rates(preset: Preset, name: str, code_digest: str, *, threads: int) -
     scratch = preset.results / ".scratch" / f"fiber-rates-{name}-{code_digest}"
     rows: list[dict[str, Any]] = []
     for model in settings.models:
-        for rate in settings.rates:
+        losses: dict[float, float] = {}
+        while (rate := next_rate(settings.rates, losses)) is not None:
             recipe = settings.recipe_of(name, rate)
             trained = train(
                 partial(tasks.build, task, model),
@@ -60,6 +64,7 @@ def choose_rates(preset: Preset, name: str, code_digest: str, *, threads: int) -
                 threads=threads,
                 watch_at=_watch_at(recipe, settings),
             )
+            losses[rate] = trained.training_loss
             labels = {"metric": "training_loss", "task": name, "model": model, "rate": rate}
             rows.append(labels | {"value": trained.training_loss, "unit": "nats", "n": 1})
             yield f"{name}, {model} at {rate:g}: {trained.training_loss:.4f} nats in training"
@@ -76,6 +81,21 @@ def choose_rates(preset: Preset, name: str, code_digest: str, *, threads: int) -
         started=started,
     )
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+def next_rate(named: Sequence[float], losses: Mapping[float, float]) -> float | None:
+    """The rate to try after those in `losses` (of a diverged training NaN); None where the search is over.
+
+    First those named; then half the lowest or twice the highest, while that end has the lowest loss of all (of equals
+    the lower rate has it), `FURTHER_RATES` times at most.
+    """
+    left = [rate for rate in named if rate not in losses]
+    if left:
+        return left[0]
+    best = min(losses, key=lambda rate: (math.inf if math.isnan(losses[rate]) else losses[rate], rate))
+    if len(losses) >= len(set(named)) + FURTHER_RATES or min(losses) < best < max(losses):
+        return None
+    return best / 2 if best == min(losses) else best * 2
 
 
 def train_on_task(preset: Preset, name: str, code_digest: str, *, threads: int) -> Iterator[str]:

@@ -107,7 +107,8 @@ def _rates(inputs: Sequence[Path]) -> str:
     rates = sorted({float(rate) for frame in tried for rate in frame["rate"]})
     return (
         "sizes of tasks come from trials with a seed that is not among these; every model has the learning rate of "
-        f"{', '.join(f'{rate:g}' for rate in rates)} with the lowest training loss of it"
+        f"{', '.join(f'{rate:g}' for rate in rates)} with the lowest training loss of it (those beyond a preset's own "
+        "only where its lowest or highest was the best)"
     )
 
 
