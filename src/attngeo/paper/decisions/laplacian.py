@@ -20,6 +20,7 @@ from attngeo.paper.decisions.rule import (
     tally,
     unanimous,
 )
+from attngeo.paper.layers import student_half_width
 from attngeo.paper.results import listed, rows_of
 
 if TYPE_CHECKING:
@@ -219,8 +220,6 @@ def accuracy_at_matched_parameters(frame: "pd.DataFrame") -> Finding:
     The whole 95 % interval of the paired differences at -0.5 points or above holds.
     Against: more than half a point below softmax with that whole interval.
     """
-    from scipy import stats
-
     size = rows(frame, "parameters").set_index("run_id")["value"]
     parts: dict[str, Part] = {}
     texts: list[str] = []
@@ -250,7 +249,7 @@ def accuracy_at_matched_parameters(frame: "pd.DataFrame") -> Finding:
             so_far = f", so far {mean:+.2f} points" if n else ""
             left_out.append(f"{name} ({n} seeds of at least 5{so_far})")
             continue
-        half = float(stats.t.ppf(0.975, n - 1) * difference.std(ddof=1) / math.sqrt(n))
+        half = student_half_width(list(difference))
         numbers[f"95 % half-width, {name}"] = half
         parts[name] = part(mean - half >= -0.5, mean + half < -0.5)
         texts.append(f"{name} {mean:+.2f} (± {half:.2f}) points")
