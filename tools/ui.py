@@ -13,6 +13,8 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
+from attngeo.tracking import mlflow_store
+
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
 # The newest finished, else newest, training of each name within the preset.
@@ -38,12 +40,10 @@ def newest_trainings(database: Path, preset: str) -> list[tuple[str, str]]:
 
 def newest_trainings_of_server(preset: str) -> list[tuple[str, str]]:
     """The same from a server that MLFLOW_TRACKING_URI names."""
-    from attngeo.tracking.mlflow_store import client, explain_troubles
-
     wanted = f"tags.`attngeo.preset` = '{preset}' AND tags.`attngeo.kind` = 'training'"
     newest: dict[str, tuple[str, str]] = {}
-    with explain_troubles(ROOT, "run `make ui` again"):
-        store = client(ROOT)
+    with mlflow_store.explain_troubles(ROOT, "run `make ui` again"):
+        store = mlflow_store.client(ROOT)
         experiments = [experiment.experiment_id for experiment in store.search_experiments()]
         runs = store.search_runs(experiments, wanted, order_by=["attributes.start_time DESC"])
         for run in sorted(runs, key=lambda run: run.info.status != "FINISHED"):
@@ -99,13 +99,17 @@ def main() -> int:
     parser.add_argument("--preset", default="demo")
     parser.add_argument("--port", type=int, default=5000)
     arguments = parser.parse_args()
-    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    uri = mlflow_store.tracking_uri(ROOT)
     if uri.startswith(("http://", "https://")):
         address = uri.rstrip("/")
         print(f"MLFLOW_TRACKING_URI names a server, {address}: nothing is started here")
         tell(address, arguments.preset, newest_trainings_of_server(arguments.preset))
         return 0
-    database = Path(uri.removeprefix("sqlite:///")) if uri else ROOT / "results" / "mlflow.db"
+    database = mlflow_store.database(ROOT)
+    if database is None:
+        print(f"error: MLFLOW_TRACKING_URI is {uri}, neither a server nor sqlite:///FILE", file=sys.stderr)
+        print(f"remedy: start MLflow on it yourself: mlflow server --backend-store-uri {uri}", file=sys.stderr)
+        return 2
     if not database.exists():
         print(f"error: nothing is tracked yet ({database}): run `make reproduce` first", file=sys.stderr)
         return 2

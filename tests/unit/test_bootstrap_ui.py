@@ -81,6 +81,17 @@ def test_the_link_to_curves_shows_accuracy_over_epochs(ui: ModuleType) -> None:
     assert values["x_axis"] == "step"
 
 
+def test_a_store_that_is_neither_a_file_nor_a_server_is_named(
+    ui: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://tracking.example/store")
+    monkeypatch.setattr("sys.argv", ["ui.py"])
+    assert ui.main() == 2
+    told = capsys.readouterr().err
+    assert "postgresql://tracking.example/store, neither a server nor sqlite" in told
+    assert "mlflow server --backend-store-uri" in told
+
+
 def test_a_server_that_the_environment_names_is_linked_to_and_nothing_started(
     ui: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """Records survive the way to disk and back, and a damaged file is named."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 
 from attngeo.errors import UserError
 from attngeo.paper import records
+from attngeo.paper.results import preset_name, results_folder
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.1 + 0.2, -0.0, 5e-324])
@@ -85,3 +87,9 @@ def test_damaged_file_is_named_with_a_remedy(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UserError, match=r"broken\.json"):
         records.read(path)
+
+
+def test_a_preset_is_known_by_its_own_folder_whatever_lies_above(tmp_path: Path) -> None:
+    results = tmp_path / "runs/analyses/benchmarks/project/results/demo"
+    files = [results / path for path in ("runs/a/final.json", "analyses/connection_walk/b.json", "benchmarks/c.json")]
+    assert (results_folder(files), preset_name(files)) == (results, "demo")

@@ -108,6 +108,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         log_job(
             root, "Figures and tables", "fig3", params={"n": 2}, metrics={"wall_s": 1.5}, artifacts=[figure], tags=tags
         )
+        lesson = figure.with_name("it's.csv")
+        lesson.write_text("a\n1\n")
+        log_job(root, "Variational", "it's", params={}, metrics={}, artifacts=[lesson], tags=tags)
         yield root
 
 
@@ -161,7 +164,7 @@ def test_what_is_complete_is_left_alone(project: Path) -> None:
     assert presets_with_results(project) == ["smoke"]
     before = {name: named(project, name).data for name in ("tiny-s0", "tiny-s1", "fig3")}
     sent = sync(project, ["smoke"])
-    assert (sent.lines, sent.left, sent.complete) == ([], [], 3)
+    assert (sent.lines, sent.left, sent.complete) == ([], [], 4)
     for name, data in before.items():
         assert named(project, name).data.to_dictionary() == data.to_dictionary()
 
@@ -172,7 +175,7 @@ def test_a_new_store_gets_everything_and_only_once(
     expected = {name: named(project, name).data for name in ("tiny-s0", "tiny-s1", "tiny, made, short", "fig3")}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/new.db")
     sent = sync(project, ["smoke"])
-    assert len(sent.lines) == 3, sent.lines
+    assert len(sent.lines) == 4, sent.lines
     for name, data in expected.items():
         run = named(project, name)
         assert run.info.status == "FINISHED"

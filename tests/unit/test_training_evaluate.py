@@ -165,6 +165,9 @@ def test_an_image_folder_is_evaluated_whole_by_the_runs_own_normalisation(preset
         evaluate(preset, str(preset.results / "runs/r"), data, out=root / "out")[0] for data in (None, str(val))
     )
     assert listed.n == 12
+    elsewhere = preset.model_copy(update={"name": "demo"})
+    ((path, _, _),) = evaluate(elsewhere, str(preset.results / "runs/r"), str(val), out=root / "other")
+    assert records.read_file(path).provenance["preset"] == preset.name, "the preset that it was trained in"
     assert torch.equal(listed.confusion, packed.confusion)
     assert listed.nll == pytest.approx(packed.nll, rel=EVALUATION_RENORMALISED)
     assert (root / "out/r-val-all-32.json").is_file()

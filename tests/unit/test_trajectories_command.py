@@ -30,6 +30,17 @@ def test_what_cannot_be_measured_is_refused(
     assert message in str(answer.exception)
 
 
+def test_a_stamp_of_a_model_that_the_preset_does_not_list_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for analysis in ("variational", "connection-walk"):
+        words = ["analyze", analysis, str(folder), "--stamp", str(tmp_path / "stamp.txt"), "--preset", "smoke"]
+        assert "--stamp is of a model of preset smoke" in str(CliRunner().invoke(app, words).exception)
+
+
 def test_a_walk_without_model_and_options_that_runs_do_not_take_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for arguments, message in (([], "needs a MODEL"), (["--runs", "--windows", "3"], "from --text to --out")):

@@ -56,7 +56,7 @@ def test_a_dry_run_is_quick(finished: ProjectCopy) -> None:
         start = time.monotonic()
         finished.run("snakemake -n")
         times.append(time.monotonic() - start)
-    print(f"snakemake -n: {min(times):.2f} s")
+    assert min(times) < 60, "it takes some seconds; who waits a minute for a plan has another fault"
 
 
 def test_the_report_holds_every_figure_with_its_caption(finished: ProjectCopy) -> None:

@@ -181,6 +181,8 @@ def _analyze_trajectories(
     if model is None or listed:
         digest = begin(config, stamp, "trajectories_runs" if model is None else f"trajectories/{model}", threads)
     else:
+        if stamp is not None:
+            raise UserError(f"--stamp is of a model of preset {config.name}, and {model} is none", "leave out --stamp")
         require_writable(config)
         use_threads(threads or config.resources.analyze.threads)
     from attngeo.jobs import trajectories as job

@@ -1,6 +1,5 @@
 """What commands share: options, the preset, the digest of a job's code, and results that can be written."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -45,9 +44,9 @@ def project_root() -> Path:
 
 def preset_of(name: str) -> "Preset":
     """The preset of that name with the keys that the workflow was given on its command line."""
-    from attngeo.config import load_preset
+    from attngeo.config import load_current
 
-    return load_preset(project_root(), name, json.loads(os.environ.get("ATTNGEO_OVERRIDES", "{}")))
+    return load_current(project_root(), name)
 
 
 def digest_of(preset: "Preset", planned: Path | None, name: str) -> str:
@@ -124,11 +123,16 @@ def gpu_memory_error(error: BaseException) -> UserError | None:
 
 
 def begin_training(config: "Preset", stamp: Path | None, job: str, threads: int | None) -> tuple[str, int]:
-    """The digest of a job that trains, and its threads: its bits depend on them."""
+    """The digest of a job that trains in one process on the processor, and its threads."""
     wanted = config.resources.train.threads
-    if threads not in (None, wanted):
-        raise UserError(
-            f"{job} is planned for {wanted} threads and got {threads}: its bits would differ",
-            f"give snakemake --cores {wanted} or more, or set resources.train.threads in config.yaml",
-        )
+    refuse_other_threads(job, wanted, threads)
     return begin(config, stamp, job, wanted), wanted
+
+
+def refuse_other_threads(job: str, planned: int, threads: int | None) -> None:
+    """UserError where a training, whose bits depend on its threads, was given others than planned."""
+    if threads not in (None, planned):
+        raise UserError(
+            f"{job} is planned for {planned} threads and got {threads}: its bits would differ",
+            f"give snakemake --cores {planned} or more, or set resources.train.threads in config.yaml",
+        )

@@ -11,6 +11,7 @@ from attngeo.cli.common import (
     ThreadsOption,
     digest_of,
     preset_of,
+    refuse_other_threads,
     require_writable,
     use_device,
 )
@@ -51,12 +52,7 @@ def train(
                 f"torchrun started {launched.local_size} processes and may use {len(visible_gpus())} GPUs",
                 f"start it with --nproc_per_node {len(visible_gpus())}",
             )
-    planned = wanted.threads * wanted.processes
-    if threads not in (None, planned):
-        raise UserError(
-            f"{run_id} is planned for {planned} threads and got {threads}: its bits would differ",
-            f"give snakemake --cores {planned} or more, or set resources.train.threads in config.yaml",
-        )
+    refuse_other_threads(run_id, wanted.threads * wanted.processes, threads)
     use_device(wanted.device, wanted.threads)
     from attngeo.training.distributed import team
 
@@ -84,11 +80,7 @@ def train_decoder(
     config.decoder_run(name)
     require_writable(config)
     wanted = config.resources.train
-    if threads not in (None, wanted.threads):
-        raise UserError(
-            f"{name} is planned for {wanted.threads} threads and got {threads}: its bits would differ",
-            f"give snakemake --cores {wanted.threads} or more, or set resources.train.threads in config.yaml",
-        )
+    refuse_other_threads(name, wanted.threads, threads)
     use_device(wanted.device, wanted.threads)
     digest = digest_of(config, stamp, f"decoders/{name}")
     from attngeo.jobs.decoders import train_decoder as run_job

@@ -1,6 +1,6 @@
 """Presets, run sheets and recipes: read, checked against their models, and explained when something is wrong."""
 
-from attngeo.config.loading import load_preset, preset_names, write_schemas
+from attngeo.config.loading import load_current, load_preset, preset_names, write_schemas
 from attngeo.config.preset import Preset, RunRow
 from attngeo.config.settings import (
     PHOTOGRAPHS,
@@ -18,6 +18,7 @@ __all__ = [
     "Preset",
     "RunRow",
     "TrajectoriesConfig",
+    "load_current",
     "load_preset",
     "preset_names",
     "write_schemas",

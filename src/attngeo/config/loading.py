@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,11 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def preset_names(root: Path) -> list[str]:
     """Presets under config/."""
     return sorted(path.parent.name for path in (root / "config").glob("*/config.yaml"))
+
+
+def load_current(root: Path, name: str) -> Preset:
+    """The preset with the keys that the workflow was given on its command line, where it started this process."""
+    return load_preset(root, name, json.loads(os.environ.get("ATTNGEO_OVERRIDES", "{}")))
 
 
 def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = None) -> Preset:

@@ -51,6 +51,7 @@ class Subject:
     attention: str | None  # the kind that runs in every stage of a model of ours
     classes: tuple[str, ...] | None  # names in the order of the outputs, where they are known
     run_id: str | None
+    preset: str | None  # that it was trained in
     loader: str  # that reads the images
 
     def build(self, image_size: int) -> nn.Module:
@@ -176,6 +177,7 @@ def finished_run(preset: Preset, target: str) -> Subject:
         attention=str(final["attention"]),
         classes=tuple(training["classes"]) if training else None,
         run_id=str(final["run_id"]),
+        preset=str(final["preset"]),
         loader="auto",
     )
 
@@ -206,6 +208,7 @@ def _timm_checkpoint(path: Path, model: str) -> Subject:
         attention=None,
         classes=None,
         run_id=None,
+        preset=None,
         loader="torch",  # published weights expect Pillow's pixels
     )
 
@@ -368,7 +371,7 @@ def _write(
     ]
     code_digest = evaluation_digest(preset, subject.attention)
     origin = provenance(code_digest, device=device_name(settings["device"]), root=preset.root)
-    origin |= {"preset": preset.name, "settings": settings}
+    origin |= {"preset": subject.preset or preset.name, "settings": settings}
     file = records.RecordFile(source=f"evaluation of {subject.name}", records=lines)
     records.write(path, file, provenance=origin)
     with write_aside(path.with_suffix(".confusion.csv")) as stream:

@@ -29,10 +29,10 @@ def results_folder(paths: Iterable[Path]) -> Path:
     """The folder results/<preset> that the result files lie in; UserError when they do not share one."""
     folders = set()
     for path in paths:
-        parents = [parent for parent in path.parents if parent.name in _FOLDERS_OF_A_PRESET]
-        if not parents:
+        folder = next((parent for parent in path.parents if parent.name in _FOLDERS_OF_A_PRESET), None)
+        if folder is None:
             raise UserError(f"{path} does not lie in a results folder", "give files under results/<preset>/")
-        folders.add(parents[-1].parent)
+        folders.add(folder.parent)
     if len(folders) != 1:
         raise UserError(
             f"the result files come from {len(folders)} results folders", "give the files of exactly one preset"

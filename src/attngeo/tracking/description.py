@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -51,13 +50,13 @@ def claims_of_file(path: str) -> set[str]:
 
 def claims_of_training(root: Path, params: Mapping[str, Any]) -> set[str]:
     """Ids of the claims shown by what the run feeds, by the preset's run sheet of now; none for a run not in it."""
-    from attngeo.config import load_preset
+    from attngeo.config import load_current
     from attngeo.errors import UserError
 
     if _is_decoder(params):
         return claims_of_file(f"analyses/connection_walk/{params['run_id']}.json")
     try:
-        preset = load_preset(root, str(params["preset"]), json.loads(os.environ.get("ATTNGEO_OVERRIDES", "{}")))
+        preset = load_current(root, str(params["preset"]))
         return claims_of_targets(preset.run(str(params["run_id"])).feeds)
     except (UserError, KeyError, ValueError):
         return set()
@@ -149,10 +148,10 @@ def _dataset(name: str, sha256: str, *, source: Mapping[str, Any], profile: Mapp
 
 
 def _texts(root: Path, preset: str) -> list[Any]:
-    from attngeo.config import load_preset
+    from attngeo.config import load_current
     from attngeo.data.text import documents
 
-    texts = load_preset(root, preset, json.loads(os.environ.get("ATTNGEO_OVERRIDES", "{}"))).texts
+    texts = load_current(root, preset).texts
     read = documents(texts, root)
     sha256 = hashlib.sha256("\0".join(read).encode()).hexdigest()
     profile = {"documents": len(read), "characters": sum(map(len, read))}

@@ -124,9 +124,9 @@ def _sync_job(root: Path, store: Any, preset: str, job: journal.Job, sent: Sent)
 
 def _find(store: Any, experiment: str, name: str, tags: Mapping[str, str], digest: str) -> tuple[Any, bool]:
     """The store's run of that name and these tags, the complete one first, else the newest; whether it is complete."""
-    wanted = [f"attributes.run_name = '{name}'"]
-    wanted += [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
-    runs = store.search_runs([experiment], " AND ".join(wanted), order_by=["attributes.start_time DESC"])
+    wanted = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
+    found = store.search_runs([experiment], " AND ".join(wanted), order_by=["attributes.start_time DESC"])
+    runs = [run for run in found if run.info.run_name == name]  # MLflow's filter takes no apostrophe
     for run in runs:
         if run.data.tags.get(FILES) == digest and run.info.status == "FINISHED":
             return run, True
