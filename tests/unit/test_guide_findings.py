@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 
 from attngeo.paper import records
-from attngeo.paper.ablations import mean_and_interval
 from attngeo.paper.decisions.fiber_bundle import ROUNDING
-from attngeo.paper.layers import student_half_width
+from attngeo.paper.intervals import mean_and_interval, student_half_width
 from tests.documents import GUIDES, README, ROOT
 
 STUDY = ROOT / "docs/measured/study"

@@ -21,10 +21,10 @@ from attngeo.errors import UserError
 from attngeo.files import write_json
 from attngeo.paper import records, render, style
 from attngeo.paper.decisions import DECISIONS
-from attngeo.paper.layers import interval_95, isometry_by_layer
+from attngeo.paper.intervals import interval_95
 from attngeo.paper.results import require_inputs
 from attngeo.paper.targets import FIGURES, TABLES
-from attngeo.paper.walks import number_of_model
+from attngeo.paper.walks import isometry_by_layer, number_of_model
 from tests.print_checks import assert_series_differ_without_colour
 from tests.tolerances import RASTERISED_SCATTER_BYTES
 from tests.unit import paper_results

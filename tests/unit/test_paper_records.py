@@ -56,7 +56,6 @@ def test_frame_becomes_records_with_labels_and_missing_cells_left_out(tmp_path):
     assert list(read["metric"]) == ["a", "b"]
     assert math.isnan(read["value"][0])
     assert read["value"][1] == math.inf
-    assert list(read["provenance_device"]) == ["cpu", "cpu"]
     assert read.attrs["provenance"] == {"device": "cpu"}
     assert list(read["run_ids"]) == [["r1"], ["r1"]]
 

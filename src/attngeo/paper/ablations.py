@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attngeo.errors import UserError
-from attngeo.paper.layers import student_half_width
+from attngeo.paper.intervals import mean_and_interval
 from attngeo.paper.results import (
     has_diverged,
     made_from,
@@ -202,15 +202,3 @@ def _statistics(group: "pd.DataFrame", reference: "pd.DataFrame | None") -> dict
         "skipped_steps": int(group["skipped_steps"].max()),
         "parameters": float(group["parameters"].iloc[0]),
     }
-
-
-def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean, sample standard deviation and half of the 95 % Student interval of the mean, NaN where n is too small."""
-    import numpy as np
-
-    n = len(values)
-    mean = float(np.mean(values))
-    if n < 2:
-        return mean, math.nan, math.nan
-    std = float(np.std(values, ddof=1))
-    return mean, std, student_half_width(values)

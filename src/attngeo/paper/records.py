@@ -40,7 +40,7 @@ class Record(BaseModel):
     @classmethod
     def _labels_fit_a_table(cls, labels: dict[str, Label]) -> dict[str, Label]:
         for name, value in labels.items():
-            if name in FIXED_COLUMNS or name.startswith("provenance_"):
+            if name in FIXED_COLUMNS:
                 raise ValueError(f"label {name!r} would hide the column of that name")
             if value in _NON_FINITE_WORDS:
                 raise ValueError(f"label {name!r}: the text {value!r} stands for a number in these files")
@@ -134,9 +134,9 @@ def read_file(path: str | Path) -> RecordFile:
 
 
 def read(path: str | Path) -> "pd.DataFrame":
-    """Read a record file as a frame: the fields of `Record`, a column a label, `provenance_<key>` for plain entries.
+    """Read a record file as a frame: the fields of `Record`, a column a label.
 
-    The whole provenance is in `frame.attrs["provenance"]`, the source in `frame.attrs["source"]`.
+    Its provenance is in `frame.attrs["provenance"]`, the source in `frame.attrs["source"]`.
     """
     return to_frame(read_file(path))
 
@@ -145,15 +145,7 @@ def to_frame(file: RecordFile) -> "pd.DataFrame":
     """The frame of `read`, from records in memory."""
     import pandas as pd
 
-    plain_provenance = {
-        f"provenance_{name}": value
-        for name, value in file.provenance.items()
-        if isinstance(value, str | bool | int | float)
-    }
-    rows = [
-        {**{name: getattr(record, name) for name in FIXED_COLUMNS}, **record.labels, **plain_provenance}
-        for record in file.records
-    ]
+    rows = [{**{name: getattr(record, name) for name in FIXED_COLUMNS}, **record.labels} for record in file.records]
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(FIXED_COLUMNS))
     frame["spread"] = pd.to_numeric(frame["spread"])
     frame.attrs["provenance"] = file.provenance

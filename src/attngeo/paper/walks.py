@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attngeo.paper import records
-from attngeo.paper.layers import interval_95, isometry_by_layer, student_half_width
+from attngeo.paper.intervals import interval_95, own_interval, student_half_width
 from attngeo.paper.results import listed, rows_of
 from attngeo.paper.targets import RUN_WALKS
 
 if TYPE_CHECKING:
     import pandas as pd
 
+ISOMETRY = "isometry_score"
 TREND = "graph_change_trend"
+LAYER_COLUMNS = ("model", "control", "layer", "value", "low", "high", "n", "interval", "non_finite")
 MINIMAL_LAYER_CHANGES = 5  # a rank correlation of fewer numbers says nothing, whatever its value
 MINIMAL_SIZES = 3  # likewise of a family's sizes
 _FULL_PRECISIONS = {"float64", "float32", "float16", "bfloat16"}
@@ -155,6 +157,36 @@ def left_out_sentence(frame: "pd.DataFrame", shown: "pd.DataFrame") -> str:
         return ""
     what = "model trained here is" if count == 1 else "models trained here are"
     return f" {count} more {what} left out: earlier steps, and further seeds of a size."
+
+
+def isometry_by_layer(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """Isometry scores, one row a model, control and layer (`LAYER_COLUMNS`).
+
+    The layer's own record (head -1) is taken where there is one, with the interval that it holds, else one from its
+    spread; where there is none, the mean over its heads with a Student interval over the heads. low and high are NaN
+    where no interval can be had.
+    """
+    import pandas as pd
+
+    rows = []
+    if len(frame):
+        frame = frame[frame["metric"] == ISOMETRY]
+        for (model, control, layer), group in frame.groupby(["model", "control", "layer"], sort=True):
+            whole = group[group["head"] == -1]
+            chosen = whole if len(whole) else group
+            values = chosen["value"][chosen["value"].map(math.isfinite)]
+            mean = float(values.mean()) if len(values) else math.nan
+            if len(whole):
+                record = {str(name): value for name, value in whole.iloc[0].items()}
+                (low, high), n = interval_95(record), int(record["n"])
+                from_spread = f"95 % interval of the mean from the {record['spread_kind']}"
+                interval = "95 % bootstrap interval of the mean" if own_interval(record) else from_spread
+            else:
+                half, n = student_half_width(list(values)), len(values)
+                low, high = mean - half, mean + half
+                interval = "95 % interval of the mean over heads"
+            rows.append((model, control, layer, mean, low, high, n, interval, len(chosen) - len(values)))
+    return pd.DataFrame(rows, columns=list(LAYER_COLUMNS))
 
 
 def mean_over_layers(frame: "pd.DataFrame", control: str) -> "pd.DataFrame":

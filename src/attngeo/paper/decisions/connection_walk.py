@@ -23,7 +23,6 @@ from attngeo.paper.decisions.rule import (
     tally,
     unanimous,
 )
-from attngeo.paper.layers import isometry_by_layer
 from attngeo.paper.results import listed, rows_of
 from attngeo.paper.walks import (
     MINIMAL_LAYER_CHANGES,
@@ -32,6 +31,7 @@ from attngeo.paper.walks import (
     convergence,
     depth_trends,
     family_of,
+    isometry_by_layer,
     mean_over_layers,
     one_a_size,
     seed_correlations,

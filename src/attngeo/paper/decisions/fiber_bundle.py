@@ -17,7 +17,7 @@ from attngeo.paper.decisions.rule import (
     rows,
     tally,
 )
-from attngeo.paper.layers import student_half_width
+from attngeo.paper.intervals import student_half_width
 from attngeo.paper.results import rows_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from attngeo.paper.decisions.rule import (
     tally,
     unanimous,
 )
-from attngeo.paper.layers import student_half_width
+from attngeo.paper.intervals import student_half_width
 from attngeo.paper.results import listed, rows_of
 
 if TYPE_CHECKING:

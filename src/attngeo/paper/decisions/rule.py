@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from attngeo.paper.layers import half_width_95
+from attngeo.paper.intervals import half_width_95
 from attngeo.paper.results import listed, rows_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attngeo.paper.layers import interval_95
+from attngeo.paper.intervals import interval_95
 from attngeo.paper.render import Drawn
 from attngeo.paper.results import (
     count_non_finite,

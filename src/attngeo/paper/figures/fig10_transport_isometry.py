@@ -5,11 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attngeo.paper.layers import isometry_by_layer
 from attngeo.paper.render import Drawn
 from attngeo.paper.results import listed, non_finite_sentence, preset_name, require_inputs, span
 from attngeo.paper.style import CONTROL, legend_below, new_figure, panel_title, series_for, share_scale, styled
-from attngeo.paper.walks import left_out_sentence, of_pretrained, of_runs, one_a_size, over_seeds, read_walks
+from attngeo.paper.walks import (
+    isometry_by_layer,
+    left_out_sentence,
+    of_pretrained,
+    of_runs,
+    one_a_size,
+    over_seeds,
+    read_walks,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,11 +12,11 @@ from attngeo.paper.ablations import (
     caption_end,
     columns,
     compare,
-    mean_and_interval,
     read_ablation,
     unlike_sentence,
     with_published,
 )
+from attngeo.paper.intervals import mean_and_interval
 from attngeo.paper.render import Tabulated
 from attngeo.paper.results import read_published, rows_of, size_of
 from attngeo.run_options import OptionValue

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attngeo.paper.layers import isometry_by_layer, student_half_width
+from attngeo.paper.intervals import student_half_width
 from attngeo.paper.render import Tabulated
 from attngeo.paper.results import listed, non_finite_sentence, preset_name, require_inputs, span
 from attngeo.paper.walks import (
     TREND,
     depth_trends,
+    isometry_by_layer,
     mean_over_layers,
     number_of_model,
     of_pretrained,
