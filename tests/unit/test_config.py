@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attngeo.config import load_preset, preset_names, write_schemas
+from attngeo.config import LanguageModelConfig, load_preset, preset_names, write_schemas
 from attngeo.errors import UserError
 from attngeo.jobs.stamps import stamp_names
 from attngeo.layers.registry import ATTENTION_KINDS
@@ -180,6 +180,29 @@ def test_a_run_twice_is_refused(root: Path) -> None:
         load_preset(root, "demo")
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("a\tsoftmaxformer_micro\tfashion-mnist\tmicro\t0\ttab1\t", "are the same training, and both feed tab1"),
+        (
+            "a\tsoftmaxformer_micro\tfashion-mnist\tmicro\t0\tfig3\trecipe.lr=0.001",
+            "are the same training, but for its recipe's options, and both feed fig3",
+        ),
+        (
+            "a\tlaplacianformer_micro\tfashion-mnist\tmicro\t7\ttab2\tlambda_=2",
+            "it feeds tab2, where it is compared .* none of laplacianformer_micro with seed 7 feeds that",
+        ),
+    ],
+)
+def test_runs_that_a_table_cannot_compare_are_refused_before_they_are_trained(
+    root: Path, line: str, words: str
+) -> None:
+    sheet = root / "config/demo/runs.tsv"
+    sheet.write_text(sheet.read_text().rstrip("\n") + f"\n{line}\n")
+    with pytest.raises(UserError, match=words):
+        load_preset(root, "demo")
+
+
 def test_an_own_attention_file_must_exist(root: Path) -> None:
     sheet = root / "config/demo/runs.tsv"
     sheet.write_text(
@@ -219,6 +242,17 @@ def test_a_file_that_is_not_a_mapping_is_refused(root: Path, content: str) -> No
     (root / "config/demo/config.yaml").write_text(content)
     with pytest.raises(UserError, match=r"config/demo/config\.yaml"):
         load_preset(root, "demo")
+
+
+@pytest.mark.parametrize(
+    ("source", "away"), [("hub", False), ("hub:a/b", False), ("hubert/base", True), ("embedded_models/x", True)]
+)
+def test_only_a_folder_may_be_away(source: str, away: bool) -> None:
+    if away:
+        assert LanguageModelConfig(id="x", source=source, optional=True).is_away(ROOT)
+    else:
+        with pytest.raises(ValueError, match="is no folder that may be away"):
+            LanguageModelConfig(id="x", source=source, optional=True)
 
 
 def test_an_optional_model_is_measured_once_its_folder_is_there(root: Path) -> None:

@@ -11,11 +11,14 @@ from attngeo.data import embedded
 from attngeo.errors import UserError
 from attngeo.layers.registry import ATTENTION_KINDS
 from attngeo.models.names import FAMILIES, PYRAMID_OPTIONS, SIZES, kinds_in, model_names
+from attngeo.paper.ablations import compared_options
 from attngeo.paper.targets import FIGURES, TABLES
-from attngeo.run_options import RECIPE_PREFIX, constructor_options, module_file
+from attngeo.run_options import RECIPE_PREFIX, constructor_options, module_file, options_text
 
 DISTANCE_KINDS = ("softmax", "gaussian", "laplacian", "laplacian_exact")  # they compare queries with keys
 WALK_KINDS = (*DISTANCE_KINDS, "linear_injective", "riemannian")  # rows times values of the tokens, linear in them
+_BY_KIND = ("tab1", "fig2", "fig3")  # runs go by model and its options, whatever their recipe's options
+_COMPARED = ("tab2", "tab3", "tab4")
 _SHOWN = {"figures": FIGURES, "tables": TABLES}  # by the key that lists them
 
 
@@ -125,6 +128,34 @@ def check_looked_into(preset: Preset, sheet: str) -> None:
                 f"{sheet}: runs {first!r} and {row.run_id!r} of one data set and attention kind feed fig8",
                 "let only one of them feed it",
             )
+
+
+def check_compared(preset: Preset, sheet: str) -> None:
+    """No training feeds a target twice; one with options has, in tables 2 to 4, one without to be compared with."""
+    for target in sorted({target for row in preset.runs for target in row.feeds}):
+        rows = preset.runs_that_feed(target)
+        references = {_experiment(row) for row in rows if not compared_options(row.options_text)}
+        seen: dict[tuple[object, ...], RunRow] = {}
+        for row in rows:
+            options = row.pyramid_options | row.attention_options if target in _BY_KIND else row.options
+            other = seen.setdefault((*_experiment(row), options_text(options)), row)
+            if other is not row:
+                but = ", but for its recipe's options" if other.options != row.options else ""
+                raise UserError(
+                    f"{sheet}: runs {other.run_id!r} and {row.run_id!r} are the same training{but}, and both feed "
+                    f"{target}",
+                    "let only one of them feed it, or give them different seeds",
+                )
+            if target in _COMPARED and _experiment(row) not in references:
+                raise UserError(
+                    f"{sheet}, run {row.run_id!r}: it feeds {target}, where it is compared with the same run "
+                    f"without options, and none of {row.model} with seed {row.seed} feeds that",
+                    f"add {target} to the feeds of that run, or add the run",
+                )
+
+
+def _experiment(row: RunRow) -> tuple[object, ...]:
+    return row.dataset, row.recipe, row.model, row.attention_kind, row.seed
 
 
 def with_targets(preset: Preset, given: Collection[str], file: str, sheet: str) -> Preset:

@@ -9,7 +9,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from attngeo.config.checks import check_looked_into, check_runs, check_solver_runs, check_sources, with_targets
+from attngeo.config.checks import (
+    check_compared,
+    check_looked_into,
+    check_runs,
+    check_solver_runs,
+    check_sources,
+    with_targets,
+)
 from attngeo.config.explain import allowed, read_text, read_yaml, validate
 from attngeo.config.preset import Preset, PresetFile, RunRow
 from attngeo.config.settings import IDENTIFIER
@@ -113,6 +120,7 @@ def load_preset(root: Path, name: str, overrides: Mapping[str, Any] | None = Non
     check_sources(preset, file)
     check_runs(preset, file, sheet)
     check_solver_runs(preset, file)
+    check_compared(preset, sheet)
     check_looked_into(preset, sheet)
     return with_targets(preset, checked.model_fields_set, file, sheet)
 

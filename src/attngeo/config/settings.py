@@ -56,7 +56,7 @@ class LanguageModelConfig(Strict):
 
     @model_validator(mode="after")
     def _a_folder_may_be_away(self) -> "LanguageModelConfig":
-        if self.optional and self.source.startswith(("embedded", "hub")):
+        if self.optional and (self.source in ("embedded", "hub") or self.source.startswith("hub:")):
             raise ValueError(f"{self.id} is optional, and {self.source!r} is no folder that may be away")
         return self
 
