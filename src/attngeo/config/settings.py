@@ -262,8 +262,8 @@ class FiberBundleConfig(Strict):
     rates: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (2e-3,),
         min_length=1,
-        description="peak learning rates; of several each model has that with the lowest training loss of another "
-        "seed; half the lowest or twice the highest is tried where that one is the best",
+        description="peak learning rates; of several each model has that at which the worse of two other seeds has the "
+        "lowest training loss; half the lowest or twice the highest is tried where that one is the best",
     )
     held_out: int = Field(256, ge=1, description="sequences or images that a model is tested on")
     collapse: RankCollapseConfig = RankCollapseConfig()

@@ -33,15 +33,15 @@ EXPERIMENT = "Fiber bundle"
 SUBJECT = "fiber"
 REFERENCE = "dot"  # the model whose time the full one gets in the comparison at equal time
 MEASURED_SEQUENCES = 8
-RATES_SEED = 1_000_003  # no result has this seed
-FURTHER_RATES = 2  # tried at most beyond those that a preset names
+RATE_SEEDS = (1_000_003, 1_000_033)  # no result has one of these
+FURTHER_RATES = 3  # tried at most beyond those that a preset names
 
 
 def choose_rates(preset: Preset, name: str, code_digest: str, *, threads: int) -> Iterator[str]:
     """Write analyses/fiber_rates/<task>.json: the training loss of every model at every rate; a line a training.
 
-    The loss is the mean over the last part of the steps, of a seed that no result has: nothing held out is read. Where
-    the best rate is the lowest or the highest, half or twice it is tried, too.
+    The loss is the mean over the last part of the steps, of each of `RATE_SEEDS`: nothing held out is read. Where the
+    best rate is the lowest or the highest, half or twice it is tried, too.
     """
     import pandas as pd
 
@@ -54,20 +54,23 @@ def choose_rates(preset: Preset, name: str, code_digest: str, *, threads: int) -
         losses: dict[float, float] = {}
         while (rate := next_rate(settings.rates, losses)) is not None:
             recipe = settings.recipe_of(name, rate)
-            trained = train(
-                partial(tasks.build, task, model),
-                task,
-                recipe,
-                seed=RATES_SEED,
-                scratch=scratch / f"{model}-{rate:g}",
-                identity={"digest": code_digest, "model": model},
-                threads=threads,
-                watch_at=_watch_at(recipe, settings),
-            )
-            losses[rate] = trained.training_loss
-            labels = {"metric": "training_loss", "task": name, "model": model, "rate": rate}
-            rows.append(labels | {"value": trained.training_loss, "unit": "nats", "n": 1})
-            yield f"{name}, {model} at {rate:g}: {trained.training_loss:.4f} nats in training"
+            of_rate: list[float] = []
+            for seed in RATE_SEEDS:
+                trained = train(
+                    partial(tasks.build, task, model),
+                    task,
+                    recipe,
+                    seed=seed,
+                    scratch=scratch / f"{model}-{rate:g}-{seed}",
+                    identity={"digest": code_digest, "model": model},
+                    threads=threads,
+                    watch_at=_watch_at(recipe, settings),
+                )
+                of_rate.append(trained.training_loss)
+                labels = {"metric": "training_loss", "task": name, "model": model, "rate": rate, "seed": seed}
+                rows.append(labels | {"value": trained.training_loss, "unit": "nats", "n": 1})
+                yield f"{name}, {model} at {rate:g}: {trained.training_loss:.4f} nats in training"
+            losses[rate] = worst(of_rate)
     frame = pd.DataFrame(rows)
     keep(
         preset,
@@ -77,14 +80,14 @@ def choose_rates(preset: Preset, name: str, code_digest: str, *, threads: int) -
         name=f"rates of {name}",
         code_digest=code_digest,
         params=settings.model_dump(mode="json") | {"task": name},
-        metrics={f"training_loss {row['model']} {row['rate']:g}": row["value"] for row in rows},
+        metrics={f"training_loss {row['model']} {row['rate']:g} {row['seed']}": row["value"] for row in rows},
         started=started,
     )
     shutil.rmtree(scratch, ignore_errors=True)
 
 
 def next_rate(named: Sequence[float], losses: Mapping[float, float]) -> float | None:
-    """The rate to try after those in `losses` (of a diverged training NaN); None where the search is over.
+    """The rate to try after those in `losses` (NaN where a training diverged); None where the search is over.
 
     First those named; then half the lowest or twice the highest, while that end has the lowest loss of all (of equals
     the lower rate has it), `FURTHER_RATES` times at most.
@@ -96,6 +99,11 @@ def next_rate(named: Sequence[float], losses: Mapping[float, float]) -> float | 
     if len(losses) >= len(set(named)) + FURTHER_RATES or min(losses) < best < max(losses):
         return None
     return best / 2 if best == min(losses) else best * 2
+
+
+def worst(losses: Sequence[float]) -> float:
+    """The largest loss, NaN if one is: a rate at which one seed fails is no rate to train others at."""
+    return math.nan if any(map(math.isnan, losses)) else max(losses)
 
 
 def train_on_task(preset: Preset, name: str, code_digest: str, *, threads: int) -> Iterator[str]:
@@ -183,7 +191,7 @@ def _watch_at(recipe: TaskRecipe, settings: FiberBundleConfig) -> list[int]:
 
 
 def _rates(preset: Preset, task: str) -> dict[str, float]:
-    """The rate of every model: the only one, or that with the lowest training loss, of equals the lower."""
+    """The rate of every model: the only one, or that whose worst training loss is the lowest, of equals the lower."""
     settings = preset.fiber_bundle_settings
     if len(settings.rates) == 1:
         return dict.fromkeys(settings.models, settings.rates[0])
@@ -196,10 +204,12 @@ def _rates(preset: Preset, task: str) -> dict[str, float]:
     found = records.read(path)
     rates = {}
     for model in settings.models:
-        tried = found[found["model"] == model].dropna(subset="value").sort_values(["value", "rate"])
-        if not len(tried):
+        of_model = found[found["model"] == model]
+        tried = {rate: worst(list(of_model["value"][of_model["rate"] == rate])) for rate in set(of_model["rate"])}
+        tried = {rate: loss for rate, loss in tried.items() if not math.isnan(loss)}
+        if not tried:
             raise UserError(f"{model} diverged on {task} at every rate", "give fiber_bundle lower rates")
-        rates[str(model)] = float(tried["rate"].iloc[0])
+        rates[str(model)] = float(min(tried, key=lambda rate: (tried[rate], rate)))
     return rates
 
 

@@ -106,9 +106,9 @@ def _rates(inputs: Sequence[Path]) -> str:
         return "tasks and the one learning rate were chosen with softmax alone"
     rates = sorted({float(rate) for frame in tried for rate in frame["rate"]})
     return (
-        "sizes of tasks come from trials with a seed that is not among these; every model has the learning rate of "
-        f"{', '.join(f'{rate:g}' for rate in rates)} with the lowest training loss of it (those beyond a preset's own "
-        "only where its lowest or highest was the best)"
+        "sizes of tasks come from trials with seeds that are not among these; every model has the learning rate of "
+        f"{', '.join(f'{rate:g}' for rate in rates)} at which the worse of two of it had the lowest training loss "
+        "(those beyond a preset's own were tried where its lowest or highest was the best)"
     )
 
 
