@@ -21,7 +21,7 @@ from attngeo.config import Preset, load_preset
 from attngeo.errors import UserError
 from attngeo.files import path_aside
 from attngeo.jobs.planned import refuse_to_change
-from attngeo.jobs.stamps import stamp_names, stamp_path, write_stamps
+from attngeo.jobs.stamps import FIBER_IMAGES, stamp_names, stamp_path, write_stamps
 from attngeo.tracking.code_digest import read_stamp
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,8 +74,9 @@ def made_first(preset: Preset) -> list[str]:
     folder = preset.results.relative_to(preset.root)
     datasets = {row.dataset for row in preset.runs}
     models = [model.id for model in preset.analysed_models.values() if model.source == "embedded"]
-    photographs = ["textile"] if preset.vision_models else []
-    embedded = {f"results/embedded/{name}.json" for name in (*models, *photographs)}
+    images = ["textile"] if preset.vision_models else []
+    images += [FIBER_IMAGES] if preset.fiber_bundle and FIBER_IMAGES in preset.fiber_bundle.tasks else []
+    embedded = {f"results/embedded/{name}.json" for name in (*models, *images)}
     return [
         "results/tracking.json",
         *sorted(f"{folder}/data/{name}/manifest.json" for name in datasets),

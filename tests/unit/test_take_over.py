@@ -13,7 +13,7 @@ from attngeo.jobs.stamps import stamp_names
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from take_over import Kept, kept, takeable  # noqa: E402
+from take_over import Kept, kept, made_first, takeable  # noqa: E402
 
 sys.path.pop(0)
 
@@ -77,6 +77,15 @@ def test_only_what_this_tree_would_make_the_same_is_taken(snapshot: Path, tmp_pa
 
 def test_nothing_kept_means_nothing_to_take(tmp_path: Path) -> None:
     assert list(kept(tmp_path)) == []
+
+
+@pytest.mark.parametrize("tasks", [("recall",), ("recall", "fashion-mnist")])
+def test_images_of_the_fiber_tasks_are_made_before_records_are_taken(tasks: tuple[str, ...]) -> None:
+    preset = load_preset(ROOT, "smoke")
+    settings = preset.fiber_bundle_settings
+    settings = settings.model_copy(update={"tasks": {name: settings.tasks[name] for name in tasks}})  # type: ignore[index]
+    preset = preset.model_copy(update={"runs": (), "fiber_bundle": settings})
+    assert ("results/embedded/fashion-mnist.json" in made_first(preset)) is ("fashion-mnist" in tasks)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"digest"', "{}"])
