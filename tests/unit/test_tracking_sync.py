@@ -108,9 +108,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         log_job(
             root, "Figures and tables", "fig3", params={"n": 2}, metrics={"wall_s": 1.5}, artifacts=[figure], tags=tags
         )
-        lesson = figure.with_name("it's.csv")
-        lesson.write_text("a\n1\n")
-        log_job(root, "Variational", "it's", params={}, metrics={}, artifacts=[lesson], tags=tags)
+        apostrophe = figure.with_name("it's.csv")
+        apostrophe.write_text("a\n1\n")
+        log_job(root, "Variational", "it's", params={}, metrics={}, artifacts=[apostrophe], tags=tags)
         yield root
 
 

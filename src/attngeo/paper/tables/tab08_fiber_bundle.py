@@ -107,7 +107,7 @@ def _rates(inputs: Sequence[Path]) -> str:
     rates = sorted({float(rate) for frame in tried for rate in frame["rate"]})
     return (
         "sizes of tasks come from trials with seeds that are not among these; every model has the learning rate of "
-        f"{', '.join(f'{rate:g}' for rate in rates)} at which the worse of two of it had the lowest training loss "
+        f"{', '.join(f'{rate:g}' for rate in rates)} at which the worse of two such seeds had the lowest training loss "
         "(those beyond a preset's own were tried where its lowest or highest was the best)"
     )
 
